@@ -1,0 +1,126 @@
+"""The command `shardbench`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+from pathlib import Path
+from typing import NoReturn
+
+from shardbench import __version__
+from shardbench.read import SCHEMA_VERSION
+from shardbench.report import html_report, text_report
+from shardbench.summary import Directory, read_directory
+from shardbench.validate import file_violations
+
+DONE, FAILED, USAGE = 0, 1, 2
+
+
+class _UsageError(Exception):
+    """Input that cannot be worked on: problem, reason, what to do, in one line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line instead of argparse's usage text."""
+        self.exit(USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code: 0 done, 1 failed, 2 usage."""
+    options = _parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        # Names and units are UTF-8; a terminal that is not must not end the command.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        return int(options.run(options))
+    except _UsageError as error:
+        print(f"shardbench {options.command}: {error}", file=sys.stderr)
+        return USAGE
+    except BrokenPipeError:  # the reader, for example head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="shardbench",
+        description="Validates shardbench's HDF5 traces and reports on them.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"shardbench {__version__} (reads schema version {SCHEMA_VERSION})",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    validate = commands.add_parser(
+        "validate",
+        allow_abbrev=False,
+        help="check files against the schema and its invariants",
+        description="Checks files against the schema and its invariants. Prints one line for each violated "
+        "invariant; exit code 1 if there is any.",
+    )
+    validate.add_argument("files", nargs="+", type=Path, metavar="FILE", help="an HDF5 trace file")
+    validate.set_defaults(run=_validate)
+    report = commands.add_parser(
+        "report",
+        allow_abbrev=False,
+        help="summarise a directory of files as a table and an HTML page",
+        description="Reads all *.h5 below DIR, prints a summary table and writes one self-contained "
+        "HTML page. Files that cannot be used are listed with the reason.",
+    )
+    report.add_argument("directory", type=Path, metavar="DIR", help="where the HDF5 files are")
+    report.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="the page to write (default: report.html)",
+    )
+    report.set_defaults(run=_report)
+    return parser
+
+
+def _validate(options: argparse.Namespace) -> int:
+    for path in options.files:
+        if not path.is_file():
+            kind = "is a folder" if path.is_dir() else "does not exist"
+            raise _UsageError(f"{path} {kind}; pass the path of a trace file")
+    violations_of = {path: file_violations(path) for path in options.files}
+    for path, violations in violations_of.items():
+        if not violations:
+            print(f"{path}: valid")
+        for violation in violations:
+            print(f"{path}: {violation}")
+    return FAILED if any(violations_of.values()) else DONE
+
+
+def _report(options: argparse.Namespace) -> int:
+    found = _read(options.directory)
+    print(text_report(found), end="\n\n")
+    if not found.launches:
+        reason = f"none of the {len(found.excluded)} files below {options.directory} can be used"
+        print(f"shardbench report: {reason}; see the reasons above", file=sys.stderr)
+        return FAILED
+    try:
+        options.output.write_text(html_report(found), encoding="utf-8")
+    except OSError as error:
+        reason = f"{options.output} cannot be written ({error.strerror}); pass another path with -o"
+        print(f"shardbench report: {reason}", file=sys.stderr)
+        return FAILED
+    print(options.output)
+    return DONE
+
+
+def _read(directory: Path) -> Directory:
+    if not directory.is_dir():
+        kind = "is not a folder" if directory.exists() else "does not exist"
+        raise _UsageError(f"{directory} {kind}; pass the folder that holds the .h5 files")
+    found = read_directory(directory)
+    if not found.launches and not found.excluded:
+        raise _UsageError(f"no *.h5 file below {directory}; run a scenario with --output {directory}/NAME.h5")
+    return found

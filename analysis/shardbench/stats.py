@@ -1,0 +1,92 @@
+"""Pure statistics: medians with nonparametric intervals, and how ranks are combined.
+
+Two rules hold throughout. A step is as slow as its slowest rank, so ranks are combined by the
+maximum before steps are combined by the median. Ratios are formed from medians and never averaged.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+MINIMUM_SAMPLES = 6
+"""Below six samples even [minimum, maximum] covers the median with less than 95 %."""
+
+PARTS = ("compute_s", "exposed_s", "optimizer_s", "other_s")
+"""The columns of `steps` that add up to step_s, seconds."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A median and its 95 % interval, in the unit of the samples.
+
+    `low` and `high` are None where there are fewer than `MINIMUM_SAMPLES` samples.
+    """
+
+    median: float
+    low: float | None
+    high: float | None
+    samples: int
+
+
+def interval_depth(samples: int) -> int | None:
+    """How many samples to count in from each end for a 95 % interval of the median.
+
+    The k-th smallest and k-th largest of n samples enclose the median with probability
+    1 - 2 P(Bin(n, 1/2) < k), whatever the distribution (Conover, Practical Nonparametric
+    Statistics, section 3.2). Returns the largest k with at least 95 %, in exact integer
+    arithmetic, or None where no k reaches it.
+    """
+    coefficient, below, depth = 1, 1, 0  # below = sum of C(n, i) for i <= depth
+    while 40 * below <= 2**samples:  # P(Bin <= depth) <= 1/40 = 2.5 % for each side
+        depth += 1
+        coefficient = coefficient * (samples - depth + 1) // depth
+        below += coefficient
+    return depth or None
+
+
+def estimate_median(samples: Iterable[float]) -> Estimate:
+    """The median of the samples with its nonparametric 95 % interval.
+
+    Raises:
+        ValueError: there is no sample, or one is not finite.
+    """
+    ordered = sorted(float(sample) for sample in samples)
+    if not ordered or not all(map(isfinite, ordered)):
+        raise ValueError("a median needs at least one sample, and finite ones")
+    depth = interval_depth(len(ordered))
+    low, high = (ordered[depth - 1], ordered[-depth]) if depth else (None, None)
+    return Estimate(float(np.median(ordered)), low, high, len(ordered))
+
+
+def timed_steps(steps: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `steps` that are not flagged warm-up."""
+    return steps[steps["warmup"] == 0]
+
+
+def maximum_over_ranks(steps: pd.DataFrame, column: str) -> NDArray[np.float64]:
+    """The largest value of any rank, for each timed step in order; the column's unit."""
+    largest = timed_steps(steps).groupby("step")[column].max()
+    return np.asarray(largest, dtype=np.float64)
+
+
+def parts_of_slowest_rank(steps: pd.DataFrame) -> pd.DataFrame:
+    """`PARTS` of the rank with the largest step_s, one row for each timed step, seconds.
+
+    One rank's parts add up to a step; maxima taken part by part over the ranks would exceed it.
+    """
+    timed = timed_steps(steps)
+    return timed.loc[timed.groupby("step")["step_s"].idxmax(), list(PARTS)]
+
+
+def tokens_per_step(steps: pd.DataFrame) -> int:
+    """Tokens of the global batch: the sum over ranks in a timed step."""
+    return int(timed_steps(steps).groupby("step")["tokens"].sum().median())
+
+
+def scaling_efficiency(throughput: float, size: int, base_throughput: float, base_size: int) -> float:
+    """Throughput against the base's, for each rank; 1 is ideal, for strong and weak scaling."""
+    return (throughput / base_throughput) / (size / base_size)

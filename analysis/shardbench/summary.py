@@ -1,0 +1,481 @@
+"""Reduces trace files to what a report shows.
+
+A file is one launch. Launches of one configuration at one N form a point, points that differ only
+in N form a series, series of one model form a study. Everything is seconds, bytes and elements.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from shardbench import stats
+from shardbench.read import Attributes, Config, Trace, TraceError, read_trace
+from shardbench.stats import Estimate
+from shardbench.units import exact, plural
+from shardbench.validate import ledger_mismatches
+
+SCENARIOS = ("ddp", "zero1", "zero2", "zero3", "mesh2d")
+"""The order in which scenarios are listed: from nothing sharded to everything."""
+
+STATIC_CATEGORIES = ("parameters", "gradients", "optimizer")
+
+NOT_CONFIGURATION = {
+    # what N is, or follows from it
+    *("ranks", "dp", "threads", "ranks-per-node"),
+    # how long to measure and where to store it, not what a step does
+    *("steps", "warmup", "window", "output", "overwrite"),
+}
+"""Options that do not set a series apart from another."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Per-rank memory and volume: what was measured, and what the schedule promises.
+
+    Bytes for memory, elements for volume. Static memory is that of the rank that holds most of it,
+    the volume that of the rank that communicates most. Absent quantities are None.
+    """
+
+    static_bytes: Mapping[str, float]
+    static_expected: float | None
+    static_textbook: float | None
+    volume_measured: float | None
+    volume_expected: float | None
+    volume_textbook: float | None
+    rows: int
+    mismatches: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Peak tracked memory of the rank that needs most, bytes.
+
+    `total` is exact where the file has a category total_tracked; else it is the sum of the
+    categories' peaks, which need not coincide: an upper bound.
+    """
+
+    by_category: Mapping[str, float]
+    total: float
+    is_bound: bool
+    process_high_water: float | None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One file, reduced. Times are per timed step, in seconds."""
+
+    name: str
+    attributes: Attributes
+    config: Config
+    hosts: tuple[str, ...]
+    threads: int
+    allowed_cpus: int
+    tokens_per_step: int
+    step_s: NDArray[np.float64]
+    exposed_s: NDArray[np.float64]
+    parts_s: Mapping[str, float]
+    ledger: Ledger
+    peak: Peak | None
+
+    @property
+    def size(self) -> int:
+        """N, the number of ranks."""
+        return self.attributes.world_size
+
+    @property
+    def is_strong(self) -> bool:
+        """Whether the global batch is fixed, so that N divides the work."""
+        return self.config.options.get("global-batch") not in (None, 0, "", "unset")
+
+    def setup(self) -> dict[str, Any]:
+        """Everything but scenario, model and N that sets one series apart from another."""
+        excluded = NOT_CONFIGURATION | {"model"} | ({"grad-accum"} if self.is_strong else set())
+        options = {name: v for name, v in self.config.options.items() if name not in excluded}
+        return {"backend": self.attributes.backend, "tp": self.attributes.tp} | options
+
+
+@dataclass(frozen=True)
+class Point:
+    """All launches of one configuration at one N.
+
+    `typical` is the launch with the (lower) median step time; `basis` says what the samples of the
+    intervals are.
+    """
+
+    size: int
+    launches: tuple[Launch, ...]
+    typical: Launch
+    step_s: Estimate
+    exposed_s: Estimate
+    basis: str
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Global tokens of a step over the median step time."""
+        return self.typical.tokens_per_step / self.step_s.median
+
+    @property
+    def tokens_per_s_interval(self) -> tuple[float, float] | None:
+        """The step time's interval as throughput; None where there is none."""
+        if self.step_s.low is None or self.step_s.high is None:
+            return None
+        tokens = self.typical.tokens_per_step
+        return tokens / self.step_s.high, tokens / self.step_s.low
+
+    @property
+    def exposed_share(self) -> float:
+        """Median exposed communication over median step time."""
+        return self.exposed_s.median / self.step_s.median
+
+    @property
+    def peak(self) -> Peak | None:
+        """The peak of the launch that needed most."""
+        peaks = [launch.peak for launch in self.launches if launch.peak]
+        return max(peaks, key=lambda peak: peak.total) if peaks else None
+
+    @property
+    def ledger_verdict(self) -> str:
+        """'ok', 'not recorded', or the first mismatch."""
+        mismatches = [text for launch in self.launches for text in launch.ledger.mismatches]
+        if mismatches:
+            more = f" (and {len(mismatches) - 1} more)" if len(mismatches) > 1 else ""
+            return mismatches[0] + more
+        recorded = all(launch.ledger.rows for launch in self.launches)
+        return "ok" if recorded else "not recorded"
+
+    @property
+    def check(self) -> str:
+        """The worst result of the comparison with an unsharded reference."""
+        results = {launch.attributes.check for launch in self.launches}
+        return next((result for result in ("failed", "off") if result in results), min(results))
+
+    @property
+    def is_oversubscribed(self) -> bool:
+        """Whether any launch had more threads than CPUs."""
+        return any(launch.attributes.oversubscribed for launch in self.launches)
+
+
+@dataclass(frozen=True)
+class Series:
+    """One configuration over N, in numeric order of N."""
+
+    scenario: str
+    label: str
+    points: tuple[Point, ...]
+    is_strong: bool
+
+    @property
+    def base(self) -> Point:
+        """What efficiency and the ideal line refer to: the smallest N that is there."""
+        return self.points[0]
+
+    def efficiency(self, point: Point) -> float:
+        """Throughput per rank against the base's; 1 is ideal."""
+        return stats.scaling_efficiency(
+            point.tokens_per_s, point.size, self.base.tokens_per_s, self.base.size
+        )
+
+
+@dataclass(frozen=True)
+class Study:
+    """The series of one model, all measured or all simulated: what may be compared."""
+
+    model: str
+    psi: int
+    is_simulated: bool
+    series: tuple[Series, ...]
+
+    @property
+    def title(self) -> str:
+        """What is compared, for a heading."""
+        how = "simulated" if self.is_simulated else "measured"
+        return f"Model {self.model}, Ψ = {self.psi:,} parameters, {how}"
+
+    @property
+    def sizes(self) -> list[int]:
+        """Every N that occurs, in numeric order."""
+        return sorted({point.size for series in self.series for point in series.points})
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """A file that is left out, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass
+class Directory:
+    """What was found below a directory."""
+
+    name: str
+    launches: list[Launch] = field(default_factory=list)
+    excluded: list[Excluded] = field(default_factory=list)
+
+    @property
+    def studies(self) -> list[Study]:
+        """The launches, grouped; see the module's text."""
+        return _studies(self.launches)
+
+
+def read_directory(directory: Path) -> Directory:
+    """Reads all *.h5 below a directory, one file at a time, and keeps their summaries.
+
+    Files that are incomplete, damaged, copies of another, or without timed steps are listed in
+    `excluded`, not raised.
+    """
+    found = Directory(str(directory))
+    names_by_launch: dict[tuple[str, ...], str] = {}
+    for path in sorted(directory.rglob("*.h5")):
+        name = str(path.relative_to(directory))
+        try:
+            trace = read_trace(path)
+        except TraceError as error:
+            found.excluded.append(Excluded(name, "; ".join(error.problems)))
+            continue
+        attributes = trace.attributes
+        identity = (attributes.launch_id, attributes.created_utc, attributes.command_line)
+        original = names_by_launch.setdefault(identity, name)
+        reason = unusable(trace) or (f"a copy of {original}" if original != name else None)
+        if reason:
+            found.excluded.append(Excluded(name, reason))
+        else:
+            found.launches.append(reduce_trace(trace, name))
+    return found
+
+
+def unusable(trace: Trace) -> str | None:
+    """Why a file's numbers must stay out of a report, or None."""
+    if trace.incomplete:
+        return trace.incomplete
+    step_s = stats.timed_steps(trace.steps)["step_s"]
+    if step_s.empty:
+        return f"no timed steps (scenario '{trace.attributes.scenario}')"
+    is_time = np.isfinite(step_s) & (step_s > 0)
+    if not is_time.all():
+        return f"a step time of {step_s[~is_time].iloc[0]} s"
+    if stats.tokens_per_step(trace.steps) == 0:
+        return "no tokens in the timed steps"
+    return None
+
+
+def reduce_trace(trace: Trace, name: str) -> Launch:
+    """Reduces a usable trace to a `Launch` that is called `name`."""
+    parts = stats.parts_of_slowest_rank(trace.steps)
+    return Launch(
+        name=name,
+        attributes=trace.attributes,
+        config=trace.config,
+        hosts=tuple(sorted(set(trace.ranks["host"]))),
+        threads=int(trace.ranks["threads"].max()),
+        allowed_cpus=int(trace.ranks["allowed_cpus"].max()),
+        tokens_per_step=stats.tokens_per_step(trace.steps),
+        step_s=stats.maximum_over_ranks(trace.steps, "step_s"),
+        exposed_s=stats.maximum_over_ranks(trace.steps, "exposed_s"),
+        parts_s={part: float(parts[part].median()) for part in stats.PARTS},
+        ledger=_ledger(trace.ledger),
+        peak=_peak(trace.memory_peak),
+    )
+
+
+def _ledger(table: pd.DataFrame) -> Ledger:
+    memory = _rank_with_most(table[table["axis"] == "world"], "static_bytes")
+    volume = _rank_with_most(table[table["axis"] == "dp"], "volume_elements")
+    mismatches = ledger_mismatches(table)
+    return Ledger(
+        static_bytes={c: _cell(memory, f"{c}_bytes", "measured") or 0.0 for c in STATIC_CATEGORIES},
+        static_expected=_cell(memory, "static_bytes", "expected"),
+        static_textbook=_cell(memory, "textbook_static_bytes", "expected"),
+        volume_measured=_cell(volume, "volume_elements", "measured"),
+        volume_expected=_cell(volume, "volume_elements", "expected"),
+        volume_textbook=_cell(volume, "textbook_volume_elements", "expected"),
+        rows=len(table),
+        mismatches=tuple(_mismatch(row) for row in mismatches.to_dict("records")),
+    )
+
+
+def _rank_with_most(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
+    """The ledger of the rank with the largest measured quantity, indexed by quantity."""
+    candidates = table[table["quantity"] == quantity]
+    if candidates.empty:
+        return table.head(0).set_index("quantity")
+    rank = candidates.loc[candidates["measured"].idxmax(), "rank"]
+    return table[table["rank"] == rank].set_index("quantity")
+
+
+def _cell(table: pd.DataFrame, quantity: str, column: str) -> float | None:
+    return float(table.at[quantity, column]) if quantity in table.index else None
+
+
+def _mismatch(row: Mapping[Any, Any]) -> str:
+    return (
+        f"rank {row['rank']}, {row['axis']} {row['quantity']}: expected {exact(row['expected'])} + "
+        f"padding {exact(row['padding'])}, measured {exact(row['measured'])}"
+    )
+
+
+def _peak(table: pd.DataFrame) -> Peak | None:
+    """Process categories stay apart: they count shared pages on every rank and miss others."""
+    peaks = table.pivot_table("peak_bytes", "rank", "category", aggfunc="max", fill_value=0)
+    tracked = peaks[[c for c in peaks if c != "total_tracked" and not str(c).startswith("process_")]]
+    if tracked.empty:
+        return None
+    is_bound = "total_tracked" not in peaks
+    totals = tracked.sum(axis=1) if is_bound else peaks["total_tracked"]
+    return Peak(
+        by_category={str(c): float(value) for c, value in tracked.loc[totals.idxmax()].items()},
+        total=float(totals.max()),
+        is_bound=is_bound,
+        process_high_water=float(peaks["process_hwm"].max()) if "process_hwm" in peaks else None,
+    )
+
+
+def _studies(launches: Iterable[Launch]) -> list[Study]:
+    by_study: dict[tuple[Any, ...], list[Launch]] = defaultdict(list)
+    for launch in launches:
+        model = str(launch.config.options.get("model", "unnamed"))
+        shape = json.dumps(launch.config.model, sort_keys=True)
+        by_study[(launch.attributes.simulated, launch.attributes.psi, model, shape)].append(launch)
+    return [
+        Study(model, psi, bool(simulated), _series(members))
+        for (simulated, psi, model, _), members in sorted(by_study.items())
+    ]
+
+
+def _series(launches: Sequence[Launch]) -> tuple[Series, ...]:
+    by_setup: dict[tuple[str, str], list[Launch]] = defaultdict(list)
+    for launch in launches:
+        setup = json.dumps(launch.setup(), sort_keys=True)
+        by_setup[(launch.attributes.scenario, setup)].append(launch)
+    labels = _labels(by_setup)
+    series = [
+        Series(key[0], labels[key], _points(members), members[0].is_strong)
+        for key, members in by_setup.items()
+    ]
+    return tuple(sorted(series, key=lambda s: (_scenario_order(s.scenario), s.label)))
+
+
+def _scenario_order(scenario: str) -> tuple[int, str]:
+    known = scenario in SCENARIOS
+    return (SCENARIOS.index(scenario) if known else len(SCENARIOS), scenario)
+
+
+def _labels(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """The scenario, and the options in which its series differ from one another."""
+    setups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for scenario, setup in keys:
+        setups[scenario].append(json.loads(setup))
+    labels = {}
+    for scenario, setup in keys:
+        differing = ", ".join(_distinguishing(json.loads(setup), setups[scenario]))
+        labels[(scenario, setup)] = f"{scenario} ({differing})" if differing else scenario
+    return labels
+
+
+def _distinguishing(setup: Mapping[str, Any], all_setups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for option, value in setup.items():
+        if any(other.get(option) != value for other in all_setups):
+            yield f"{option} {value}"
+
+
+def _points(launches: Iterable[Launch]) -> tuple[Point, ...]:
+    by_size: dict[int, list[Launch]] = defaultdict(list)
+    for launch in launches:
+        by_size[launch.size].append(launch)
+    return tuple(make_point(by_size[size]) for size in sorted(by_size))
+
+
+def make_point(launches: Sequence[Launch]) -> Point:
+    """Combines the launches of one configuration at one N.
+
+    With six launches or more, the samples are the launches' medians. With fewer, they are the
+    steps of the launch with the median step time: an interval that says nothing about how the
+    next launch would differ, and is labelled so.
+    """
+    ordered = sorted(launches, key=lambda launch: float(np.median(launch.step_s)))
+    typical = ordered[(len(ordered) - 1) // 2]
+    if len(launches) >= stats.MINIMUM_SAMPLES:
+        step_s = stats.estimate_median([float(np.median(launch.step_s)) for launch in launches])
+        exposed_s = stats.estimate_median([float(np.median(launch.exposed_s)) for launch in launches])
+        basis = plural(len(launches), "launch")
+    else:
+        step_s = stats.estimate_median(typical.step_s)
+        exposed_s = stats.estimate_median(typical.exposed_s)
+        steps = plural(step_s.samples, "step")
+        basis = (
+            f"none: {steps} < {stats.MINIMUM_SAMPLES}" if step_s.low is None else f"within launch, {steps}"
+        )
+    return Point(typical.size, tuple(launches), typical, step_s, exposed_s, basis)
+
+
+def warnings(launches: Sequence[Launch]) -> list[str]:
+    """What a reader must know before believing the numbers, one sentence each."""
+    return [
+        *_oversubscription(launches),
+        *_unsteady(launches),
+        *_shared_memory(launches),
+        *_failed_checks(launches),
+        *_several_commits(launches),
+    ]
+
+
+def _oversubscription(launches: Sequence[Launch]) -> Iterator[str]:
+    crowded = [launch for launch in launches if launch.attributes.oversubscribed]
+    if crowded:
+        worst = max(crowded, key=lambda launch: launch.size * launch.threads)
+        threads, cpus = plural(worst.threads, "thread"), plural(worst.allowed_cpus, "CPU")
+        yield (
+            f"{plural(len(crowded), 'run')} with more threads than CPUs (up to {worst.size} ranks × "
+            f"{threads}, {cpus} allowed): ranks took turns, so these step times say little about scaling. They are marked with *."
+        )
+
+
+def _unsteady(launches: Sequence[Launch]) -> Iterator[str]:
+    unsteady = [launch.name for launch in launches if not launch.attributes.steady]
+    if unsteady:
+        yield (
+            f"{plural(len(unsteady), 'run')} not steady: the two halves of the timed steps differ. "
+            f"Run more warm-up steps. {_some(unsteady)}"
+        )
+
+
+def _shared_memory(launches: Sequence[Launch]) -> Iterator[str]:
+    shared = [
+        launch.name
+        for launch in launches
+        if launch.size > 1 and len(launch.hosts) == 1 and not launch.attributes.simulated
+    ]
+    if shared:
+        yield (
+            f"{plural(len(shared), 'run')} with all ranks on one host: messages are copies in shared "
+            f"memory, made by the cores that also compute. What overlap gains is not measurable here."
+        )
+
+
+def _failed_checks(launches: Sequence[Launch]) -> Iterator[str]:
+    failed = [launch.name for launch in launches if launch.attributes.check == "failed"]
+    if failed:
+        yield (
+            f"{plural(len(failed), 'run')} whose check failed: gradients or masters differ from "
+            f"the unsharded reference, so the numbers describe wrong training. {_some(failed)}"
+        )
+
+
+def _several_commits(launches: Sequence[Launch]) -> Iterator[str]:
+    commits = sorted({launch.attributes.git_commit for launch in launches})
+    if len(commits) > 1:
+        short = ", ".join(commit[:12] for commit in commits)
+        yield f"The runs come from {len(commits)} commits ({short}): differences may be the code's."
+
+
+def _some(names: Sequence[str], shown: int = 3) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"Files: {', '.join(names[:shown])}{more}."

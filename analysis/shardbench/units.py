@@ -1,0 +1,68 @@
+"""Numbers as text, in decimal units and independent of the locale."""
+
+from dataclasses import dataclass
+from math import floor, log10
+
+MILLISECONDS = 1e3
+"""Milliseconds in a second."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit to print in: `size` of the base unit, and its name."""
+
+    size: float
+    name: str
+
+
+_BYTES = (Unit(1, "B"), Unit(1e3, "kB"), Unit(1e6, "MB"), Unit(1e9, "GB"), Unit(1e12, "TB"))
+_ELEMENTS = (
+    Unit(1, "elements"),
+    Unit(1e3, "10³ elements"),
+    Unit(1e6, "10⁶ elements"),
+    Unit(1e9, "10⁹ elements"),
+)
+
+
+def byte_unit(largest: float) -> Unit:
+    """The decimal unit (GB = 1e9 bytes) in which `largest` bytes read well."""
+    return _fitting(largest, _BYTES)
+
+
+def element_unit(largest: float) -> Unit:
+    """The power of ten in which `largest` elements read well."""
+    return _fitting(largest, _ELEMENTS)
+
+
+def _fitting(largest: float, units: tuple[Unit, ...]) -> Unit:
+    return [unit for unit in units if unit.size <= max(largest, 1)][-1]
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Fixed-point text with at least `digits` significant digits and commas between thousands."""
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - floor(log10(abs(value))))
+    return f"{value:,.{decimals}f}"
+
+
+def exact(value: float) -> str:
+    """All digits: integers without a decimal point, else the shortest text that reads back."""
+    return f"{int(value):,}" if float(value).is_integer() else repr(float(value))
+
+
+def bytes_text(count: float) -> str:
+    """Bytes in a fitting unit, for example '14.00 GB'."""
+    unit = byte_unit(count)
+    return f"{count:,.0f} B" if unit.size == 1 else f"{number(count / unit.size)} {unit.name}"
+
+
+def percent(share: float) -> str:
+    """A share as text, for example '12.3 %'."""
+    return f"{100 * share:.1f} %"
+
+
+def plural(count: int, noun: str) -> str:
+    """'1 run', '2 runs', '3 launches'."""
+    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{ending}"

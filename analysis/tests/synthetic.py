@@ -1,0 +1,256 @@
+"""Writes schema-1 files whose truth is known, the way the C++ writer does.
+
+`Synthetic` holds the tables as lists of rows; a test breaks what it wants and calls `write`.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+NUMBER_TYPES: dict[str, dict[str, str]] = {
+    "ranks": {n: "i4" for n in "rank dp_index tp_index local_rank pid threads allowed_cpus".split()},
+    "clock": {"rank": "i4", "at_s": "f8", "offset_s": "f8", "uncertainty_s": "f8"},
+    "steps": {"rank": "i4", "step": "i4", "warmup": "u1", "tokens": "i8"},
+    "events": {
+        **{n: "i4" for n in "rank step micro layer bucket group_size".split()},
+        **{n: "u8" for n in "elements bytes sent_bytes".split()},
+    },
+    "memory": {"rank": "i4", "step": "i4", "bytes": "u8"},
+    "memory_peak": {"rank": "i4", "peak_bytes": "u8"},
+    "ledger": {"rank": "i4"},
+    "tensors": {"index": "i4", "elements": "u8"},
+    "calibration": {"layer": "i4"},
+}
+FIELDS = {
+    "ranks": "rank dp_index tp_index local_rank host pid threads allowed_cpus affinity device",
+    "clock": "rank at_s offset_s uncertainty_s",
+    "steps": "rank step warmup start_s step_s compute_s exposed_s exposed_ag_forward_s"
+    " exposed_ag_backward_s exposed_rs_s exposed_ar_s optimizer_s other_s tokens loss grad_norm",
+    "events": "rank step micro layer bucket phase kind stream axis algorithm dtype group_size elements"
+    " bytes sent_bytes issue_s start_s end_s wait_s",
+    "memory": "rank step at_s category bytes",
+    "memory_peak": "rank category peak_bytes",
+    "ledger": "rank axis quantity expected measured padding unit",
+    "tensors": "index name elements sum sum_of_squares",
+    "calibration": "kind layer direction compute_alone_s communication_alone_s",
+}
+TEXT_FIELDS = {
+    *("host", "affinity", "device", "phase", "kind", "stream", "axis", "algorithm"),
+    *("dtype", "category", "quantity", "unit", "name", "direction"),
+}
+PSI = 1200
+
+
+@dataclass
+class Synthetic:
+    """One run in memory. Rows are dictionaries; all of them may be changed before writing."""
+
+    attributes: dict[str, Any]
+    config: dict[str, Any]
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def row(self, table: str, **where: Any) -> dict[str, Any]:
+        """The first row of a table with the given values."""
+        return next(r for r in self.tables[table] if all(r[k] == v for k, v in where.items()))
+
+    def write(self, path: Path) -> Path:
+        with h5py.File(path, "w") as file:
+            for name, value in self.attributes.items():
+                is_text = isinstance(value, str)
+                file.attrs.create(name, value, dtype=h5py.string_dtype() if is_text else "i8")
+            file.create_dataset("config", data=json.dumps(self.config), dtype=h5py.string_dtype())
+            for table, rows in self.tables.items():
+                file.create_dataset(table, data=_array(table, rows))
+        return path
+
+
+def _array(table: str, rows: Sequence[dict[str, Any]]) -> np.ndarray:
+    def kind(name: str) -> Any:
+        if name in TEXT_FIELDS:
+            width = max([16, *(len(row[name].encode()) for row in rows)])
+            return h5py.string_dtype("utf-8", width)
+        return NUMBER_TYPES[table].get(name, "f8")
+
+    names = FIELDS[table].split()
+    array = np.zeros(len(rows), dtype=[(name, kind(name)) for name in names])
+    for index, row in enumerate(rows):
+        for name in names:
+            array[name][index] = row[name].encode() if name in TEXT_FIELDS else row[name]
+    return array
+
+
+def synthetic(
+    scenario: str = "zero3",
+    size: int = 2,
+    step_s: Sequence[float] = (0.010, 0.012, 0.011, 0.014, 0.013, 0.015, 0.016),
+    warmup: int = 2,
+    tp: int = 1,
+    options: dict[str, Any] | None = None,
+    launch: int = 0,
+    **attributes: Any,
+) -> Synthetic:
+    """A valid run. `step_s` are the timed steps of the slowest rank, which is the last one."""
+    run = Synthetic(
+        attributes=_attributes(scenario, size, tp, launch) | attributes,
+        config={
+            "options": {
+                **{"model": "tiny", "steps": len(step_s), "warmup": warmup, "trace": "events"},
+                **{"communicators": 1, "prefetch": 1, "grad-accum": 1, "payload": "real"},
+                **(options or {}),
+            },
+            "model": {"layers": 1, "hidden": 8, "seq": 32, "psi": PSI},
+            "environment": {"OMP_NUM_THREADS": "1"},
+            "wait_policy": "polite",
+            "algorithm_used": "ring",
+        },
+    )
+    durations = [0.050] * warmup + list(step_s)
+    run.tables = {
+        "ranks": [_rank(rank, tp) for rank in range(size)],
+        "clock": [dict(rank=rank, at_s=0.0, offset_s=0.0, uncertainty_s=1e-6) for rank in range(size)],
+        "steps": _steps(durations, warmup, size, tp),
+        "events": _events(durations, size),
+        "memory": _memory(size),
+        "memory_peak": _memory_peak(size),
+        "ledger": _ledger(scenario, size, size // tp),
+        "tensors": [
+            dict(index=i, name=f"tensor{i}", elements=PSI // 3, sum=0.5, sum_of_squares=2.0) for i in range(3)
+        ],
+        "calibration": [],
+    }
+    return run
+
+
+def _attributes(scenario: str, size: int, tp: int, launch: int) -> dict[str, Any]:
+    return {
+        **{"schema": "shardbench", "schema_version": 1, "scenario": scenario, "status": "complete"},
+        **{"world_size": size, "dp": size // tp, "tp": tp, "psi": PSI, "backend": "mpi"},
+        **{"compute": "real", "payload": "real", "simulated": 0, "git_commit": "0123456789abcdef"},
+        **{"git_dirty": 0, "build_type": "Release", "created_utc": "2024-05-01T12:00:00Z"},
+        **{"command_line": f"mpiexec -n {size} {scenario}", "mpi_library": "MPICH 4.0.2"},
+        **{"hdf5_version": "1.10.8", "nccl_version": "", "seed": 1, "oversubscribed": 0},
+        **{"launch_id": f"{scenario}-{size}-{launch}", "steady": 1, "check": "passed"},
+    }
+
+
+def _rank(rank: int, tp: int) -> dict[str, Any]:
+    return dict(
+        rank=rank, dp_index=rank // tp, tp_index=rank % tp, local_rank=rank, host="node1", pid=100 + rank,
+        threads=1, allowed_cpus=64, affinity="0-63", device="cpu",
+    )  # fmt: skip
+
+
+def _steps(durations: Sequence[float], warmup: int, size: int, tp: int) -> list[dict[str, Any]]:
+    """Other ranks are 1 ms faster and wait 1 ms longer than half of the slowest rank's wait."""
+    rows = []
+    for rank in range(size):
+        start_s = 0.0
+        for step, longest_s in enumerate(durations):
+            is_last = rank == size - 1
+            step_s = longest_s - (0.0 if is_last else 0.001)
+            exposed_s = 0.25 * longest_s if is_last else 0.125 * longest_s + 0.001
+            optimizer_s, other_s = 0.001, 0.0005
+            rows.append(
+                dict(
+                    rank=rank, step=step, warmup=int(step < warmup), start_s=start_s, step_s=step_s,
+                    compute_s=step_s - exposed_s - optimizer_s - other_s, exposed_s=exposed_s,
+                    exposed_ag_forward_s=exposed_s, exposed_ag_backward_s=0.0, exposed_rs_s=0.0,
+                    exposed_ar_s=0.0, optimizer_s=optimizer_s, other_s=other_s,
+                    tokens=32 if rank % tp == 0 else 0, loss=5.0 - 0.1 * step, grad_norm=1.5,
+                )  # fmt: skip
+            )
+            start_s += longest_s
+    return rows
+
+
+def _events(durations: Sequence[float], size: int) -> list[dict[str, Any]]:
+    """In each step two gathers one after the other, each waited for, then computed with."""
+    rows = []
+    for rank in range(size):
+        start_s = 0.0
+        for step, duration_s in enumerate(durations):
+            quarter = duration_s / 4
+            lanes = [
+                ("all_gather", "comm", 0.0, quarter),
+                ("wait", "compute", 0.0, quarter),
+                ("compute", "compute", quarter, 2 * quarter),
+                ("all_gather", "comm", quarter, 2 * quarter),
+                ("compute", "compute", 2 * quarter, 4 * quarter),
+            ]
+            for layer, (kind, stream, begin, end) in enumerate(lanes):
+                rows.append(
+                    dict(
+                        rank=rank, step=step, micro=0, layer=layer, bucket=-1, phase="forward", kind=kind,
+                        stream=stream, axis="dp", algorithm="ring", dtype="bf16", group_size=size,
+                        elements=PSI, bytes=2 * PSI, sent_bytes=PSI, issue_s=start_s + begin,
+                        start_s=start_s + begin, end_s=start_s + end, wait_s=0.0,
+                    )  # fmt: skip
+                )
+            start_s += duration_s
+    return rows
+
+
+def _memory(size: int) -> list[dict[str, Any]]:
+    return [
+        dict(rank=rank, step=0, at_s=at_s, category=category, bytes=count)
+        for rank in range(size)
+        for at_s, category, count in [
+            (0.0, "parameters", 2400),
+            (0.1, "activations", 5000),
+            (0.2, "activations", 1000),
+            (0.3, "process_rss", 9_000_000),
+        ]
+    ]
+
+
+def _memory_peak(size: int) -> list[dict[str, Any]]:
+    """Rank r has r·10 bytes more activations, so the last rank needs most."""
+    return [
+        dict(rank=rank, category=category, peak_bytes=count)
+        for rank in range(size)
+        for category, count in [
+            ("parameters", 2400),
+            ("gradients", 2400),
+            ("optimizer", 14400),
+            ("activations", 5000 + 10 * rank),
+            ("process_rss", 9_000_000),
+            ("process_hwm", 9_500_000),
+        ]
+    ]
+
+
+def _ledger(scenario: str, size: int, dp: int) -> list[dict[str, Any]]:
+    """The ledger of a model of PSI parameters, with 12 elements of padding in the volume."""
+    share = {"ddp": (1, 1, 1), "zero1": (1, 1, dp), "zero2": (1, dp, dp)}.get(scenario, (dp, dp, dp))
+    memory = [bytes_ * PSI / n for bytes_, n in zip((2, 2, 12), share)]
+    passes = 3 if scenario in ("zero3", "mesh2d") else 2
+    volume = passes * PSI * (dp - 1) / dp
+    padding = 12 * (dp - 1) / dp
+    quantities = [
+        ("world", "parameters_bytes", memory[0], 0, "bytes"),
+        ("world", "gradients_bytes", memory[1], 0, "bytes"),
+        ("world", "optimizer_bytes", memory[2], 0, "bytes"),
+        ("world", "static_bytes", sum(memory), 0, "bytes"),
+        ("dp", "all_gather_forward_count", 3, 0, "count"),
+        ("dp", "all_gather_forward_size", PSI, 12, "elements"),
+        ("dp", "volume_elements", volume, padding, "elements"),
+        ("dp", "volume_bytes", 2 * volume, 2 * padding, "bytes"),
+    ]
+    formulas = [
+        ("dp", "textbook_volume_elements", volume, "elements"),
+        ("world", "textbook_static_bytes", sum(memory), "bytes"),
+    ]
+    return [
+        dict(rank=rank, axis=a, quantity=q, expected=e, measured=e + p, padding=p, unit=u)
+        for rank in range(size)
+        for a, q, e, p, u in quantities
+    ] + [
+        dict(rank=rank, axis=a, quantity=q, expected=e, measured=7 * e, padding=0, unit=u)
+        for rank in range(size)
+        for a, q, e, u in formulas
+    ]

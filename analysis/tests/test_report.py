@@ -1,0 +1,224 @@
+"""The command and the page."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from shardbench.cli import main
+from synthetic import Synthetic, synthetic
+
+
+def write(folder: Path, *runs: Synthetic) -> None:
+    for index, run in enumerate(runs):
+        run.write(folder / f"{index}.h5")
+
+
+def page_of(folder: Path) -> str:
+    page = folder / "report.html"
+    assert main(["report", str(folder), "-o", str(page)]) == 0
+    return page.read_text(encoding="utf-8")
+
+
+class Balance(HTMLParser):
+    """Fails at the first closing tag that does not match what is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: object) -> None:
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_table_and_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = (128, 1, 16, 2, 4)
+    write(tmp_path, *(synthetic(size=size, step_s=[0.01] * 6) for size in sizes))
+    page_of(tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == str(tmp_path / "report.html")
+    rows = [line.split() for line in lines if line.startswith("zero3")]
+    assert [row[1] for row in rows] == ["1", "2", "4", "16", "128"]
+    assert lines[4].split("  ")[0] == "zero3"
+    one = next(line for line in lines if re.match(r"zero3 +1 ", line))
+    for cell in ("10.00", "10.00 – 10.00", "3,200", "2.500 (25.0 %)", "≤ 24.20 kB", "ok", "passed"):
+        assert cell in one
+
+
+def test_page_is_whole_and_self_contained(tmp_path: Path) -> None:
+    write(tmp_path, *(synthetic(s, n) for s in ("ddp", "zero3") for n in (1, 2, 4)))
+    page = page_of(tmp_path)
+    assert not re.search(r"https?:|//\w+\.|<script|@import|src=", page)
+    assert set(re.findall(r"url\(([^)]{,5})", page)) <= {"#Thro", "#Effi", "#Step", "#Stat", "#Peak", "#Comm"}
+    assert page.count("<svg") == 6
+    for axis in (
+        "throughput, tokens/s",
+        "parallel efficiency, % of base",
+        "ranks N",
+        "time of one step, ms",
+        "static memory per rank, kB",
+        "peak memory per rank, kB",
+        "volume per rank and step, 10³ elements",
+    ):
+        assert axis in page
+    parser = Balance()
+    parser.feed(page)
+    assert parser.open == []
+
+
+def test_ids_are_unique_and_resolve(tmp_path: Path) -> None:
+    write(tmp_path, *(synthetic(s, n) for s in ("ddp", "zero3") for n in (1, 2)))
+    page = page_of(tmp_path)
+    ids = re.findall(r'\sid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
+    assert set(re.findall(r"url\(#([^)]+)\)", page)) <= set(ids)
+
+
+def test_a_single_point_has_no_scaling_figures(tmp_path: Path) -> None:
+    write(tmp_path, synthetic(size=1))
+    page = page_of(tmp_path)
+    assert "Parallel efficiency" not in page
+    assert "Communication volume" not in page  # one rank communicates nothing
+    assert "Static memory per rank" in page
+
+
+def test_all_text_is_escaped(tmp_path: Path) -> None:
+    odd = "<script>alert(\"x\")</script> & 'ü' $\\alpha$ 模型"
+    run = synthetic(scenario=odd, command_line=odd, options={"model": odd}, git_commit=odd)
+    run.row("ranks", rank=0)["host"] = odd
+    write(tmp_path, run, synthetic(scenario=odd, size=4, options={"model": odd, "note": odd}))
+    broken = synthetic(status=odd, launch=5)
+    broken.write(tmp_path / "<b>'\"ü.h5")
+    page = page_of(tmp_path)
+    assert "<script" not in page
+    assert "<b>" not in page
+    assert "&lt;script&gt;" in page
+    assert "模型" in page
+    parser = Balance()
+    parser.feed(page)
+
+
+def test_exclusions_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, synthetic(), synthetic(status="failed", launch=1), synthetic(oversubscribed=1, size=4))
+    page = page_of(tmp_path)
+    out = capsys.readouterr().out
+    assert "1.h5: incomplete: status is 'failed' (the run failed)" in out
+    assert re.search(r"zero3 +4\* ", out)
+    assert "* oversubscribed" in out
+    assert "<h2>Left out</h2>" in page
+    assert "more threads than CPUs" in page
+
+
+def test_failed_check_and_mismatch_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = synthetic(check="failed")
+    run.row("ledger", rank=0, quantity="static_bytes")["measured"] += 8
+    write(tmp_path, run)
+    page = page_of(tmp_path)
+    mismatch = "rank 0, world static_bytes: expected 9,600 + padding 0, measured 9,608"
+    assert mismatch in capsys.readouterr().out
+    assert f"✗ {mismatch}" in page
+    assert "✗ failed" in page
+
+
+def test_same_input_same_page(tmp_path: Path) -> None:
+    write(tmp_path, *(synthetic(size=n) for n in (1, 2)))
+    assert page_of(tmp_path) == page_of(tmp_path)
+
+
+def test_provenance_is_there(tmp_path: Path) -> None:
+    write(tmp_path, synthetic(git_dirty=1), synthetic(size=4))
+    page = page_of(tmp_path)
+    for text in (
+        "0123456789ab (modified)",
+        "MPICH 4.0.2",
+        "1.10.8",
+        "node1",
+        "Release",
+        "mpiexec -n 4 zero3",
+    ):
+        assert text in page
+
+
+def test_nothing_usable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, synthetic(status="running"))
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "r.html")]) == 1
+    told = capsys.readouterr()
+    assert "none of the 1 files" in told.err
+    assert "status is 'running'" in told.out
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_unwritable_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, synthetic())
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "none" / "r.html")]) == 1
+    assert "cannot be written (No such file or directory); pass another path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["report", "{}/none"], "does not exist; pass the folder"),
+        (["report", "{}"], "no *.h5 file below"),
+        (["validate", "{}"], "is a folder; pass the path of a trace file"),
+        (["validate", "{}/none.h5"], "does not exist; pass the path"),
+        (["valdate"], "invalid choice: 'valdate'"),
+        (["report"], "required: DIR"),
+        (["report", "{}", "--outptu", "x"], "unrecognized arguments"),
+        ([], "required: COMMAND"),
+    ],
+)
+def test_usage_errors_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    try:
+        code = main([argument.format(tmp_path) for argument in arguments])
+    except SystemExit as exit_:
+        code = exit_.code  # type: ignore[assignment]
+    error = capsys.readouterr().err
+    assert code == 2
+    assert told in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["report", "--help"], ["validate", "--help"]]
+)
+def test_help(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 0
+    assert "shardbench" in capsys.readouterr().out
+
+
+def test_validate_prints_a_line_for_each_violation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = tmp_path / "good.h5", tmp_path / "bad.h5"
+    synthetic().write(good)
+    run = synthetic(status="failed")
+    run.row("ledger", quantity="static_bytes")["measured"] = 1
+    run.write(bad)
+    assert main(["validate", str(good)]) == 0
+    assert main(["validate", str(good), str(bad)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"{good}: valid"] * 2
+    assert len(lines) == 4
+    assert all(line.startswith(f"{bad}: ") for line in lines[2:])
+
+
+def test_output_does_not_depend_on_locale_or_encoding(tmp_path: Path) -> None:
+    write(tmp_path, *(synthetic(size=n) for n in (1, 2)))
+    page = page_of(tmp_path)
+    command = [sys.executable, "-m", "shardbench", "report", str(tmp_path), "-o", str(tmp_path / "c.html")]
+    environment = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PATH": "", "HOME": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "c.html").read_text(encoding="utf-8") == page

@@ -1,0 +1,269 @@
+"""Each invariant is broken alone: validate must name that one, with its numbers, and no other."""
+
+from collections.abc import Callable
+from math import nan
+from pathlib import Path
+
+import pytest
+
+from shardbench.validate import file_violations
+from synthetic import Synthetic, synthetic
+
+
+def violations(run: Synthetic, folder: Path) -> list[str]:
+    return file_violations(run.write(folder / "a.h5"))
+
+
+def only(run: Synthetic, folder: Path) -> str:
+    found = violations(run, folder)
+    assert len(found) == 1, found
+    return found[0]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("scenario", ["ddp", "zero3"])
+def test_valid_run(tmp_path: Path, scenario: str, size: int) -> None:
+    assert violations(synthetic(scenario, size), tmp_path) == []
+
+
+def test_valid_mesh(tmp_path: Path) -> None:
+    assert violations(synthetic("mesh2d", 8, tp=2), tmp_path) == []
+
+
+def test_status(run: Synthetic, tmp_path: Path) -> None:
+    run.attributes["status"] = "interrupted"
+    assert "status is 'interrupted'" in only(run, tmp_path)
+
+
+def test_schema_version(run: Synthetic, tmp_path: Path) -> None:
+    run.attributes["schema_version"] = 3
+    assert "schema_version is 3" in only(run, tmp_path)
+
+
+def test_mesh_product(run: Synthetic, tmp_path: Path) -> None:
+    run.attributes["dp"] = 3
+    assert "dp·tp = 3·1 = 3, but world_size is 2" in only(run, tmp_path)
+
+
+def test_mesh_order(run: Synthetic, tmp_path: Path) -> None:
+    run.row("ranks", rank=1)["dp_index"] = 0
+    assert "rank 1 has dp_index 0 and tp_index 0" in only(run, tmp_path)
+
+
+def test_rank_missing(run: Synthetic, tmp_path: Path) -> None:
+    run.tables["ranks"].pop()
+    assert "ranks: rank 1 is missing" in violations(run, tmp_path)
+
+
+def test_step_missing(run: Synthetic, tmp_path: Path) -> None:
+    run.tables["steps"].remove(run.row("steps", rank=1, step=3))
+    text = "; ".join(violations(run, tmp_path))
+    assert "17 rows, expected 2 ranks x (2 warm-up + 7 timed) steps = 18" in text
+    assert "(rank, step) (1, 3) is missing" in text
+
+
+def test_step_repeated(run: Synthetic, tmp_path: Path) -> None:
+    run.tables["steps"].append(dict(run.row("steps", rank=0, step=0)))
+    assert "(rank, step) (0, 0) is repeated" in "; ".join(violations(run, tmp_path))
+
+
+def test_step_count_is_the_configured_one(run: Synthetic, tmp_path: Path) -> None:
+    run.config["options"]["steps"] = 8
+    assert "(0, 9) is missing (and 1 more row)" in "; ".join(violations(run, tmp_path))
+
+
+def test_step_option_missing(run: Synthetic, tmp_path: Path) -> None:
+    del run.config["options"]["warmup"]
+    assert "options 'warmup' and 'steps'" in only(run, tmp_path)
+
+
+@pytest.mark.parametrize("error_s", [2e-6, -2e-6, nan])
+def test_step_sum(run: Synthetic, tmp_path: Path, error_s: float) -> None:
+    run.row("steps", rank=1, step=4)["other_s"] += error_s
+    assert "rank 1, step 4: step_s = 0.011 s, but" in only(run, tmp_path)
+
+
+def test_step_sum_tolerates_rounding(run: Synthetic, tmp_path: Path) -> None:
+    run.row("steps", rank=1, step=4)["other_s"] += 0.9e-6
+    assert violations(run, tmp_path) == []
+
+
+@pytest.mark.parametrize("column", ["loss", "grad_norm"])
+@pytest.mark.parametrize("value", [1.25, nan])
+def test_same_on_every_rank(run: Synthetic, tmp_path: Path, column: str, value: float) -> None:
+    run.row("steps", rank=1, step=2)[column] = value
+    text = only(run, tmp_path)
+    assert f"{column} of step 2 differs between ranks" in text
+    assert f"rank 1: {value}" in text
+
+
+def test_nan_losses_are_the_same(run: Synthetic, tmp_path: Path) -> None:
+    for row in run.tables["steps"]:
+        row["loss"] = row["grad_norm"] = nan
+    assert violations(run, tmp_path) == []
+
+
+def test_tokens_beside_tp_index_0(tmp_path: Path) -> None:
+    run = synthetic("mesh2d", 4, tp=2)
+    run.row("steps", rank=3, step=1)["tokens"] = 32
+    assert "rank 3, step 1: tokens = 32" in only(run, tmp_path)
+
+
+def test_tokens_absent_on_tp_index_0(run: Synthetic, tmp_path: Path) -> None:
+    run.row("steps", rank=0, step=1)["tokens"] = 0
+    assert "rank 0, step 1: tokens = 0" in only(run, tmp_path)
+
+
+def _end_before_start(event: dict) -> None:
+    event["end_s"] = event["start_s"] / 2
+
+
+def _start_before_issue(event: dict) -> None:
+    event["issue_s"] = 0.0625
+
+
+def _negative_wait(event: dict) -> None:
+    event["wait_s"] = -1e-9
+
+
+@pytest.mark.parametrize(
+    ("break_it", "sentence"),
+    [
+        (_end_before_start, "start_s = 0.05 s must not be later than end_s = 0.025 s"),
+        (_start_before_issue, "issue_s = 0.0625 s must not be later than start_s = 0.05 s"),
+        (_negative_wait, "wait_s = -1e-09 s is not a time >= 0"),
+    ],
+)
+def test_event_times(run: Synthetic, tmp_path: Path, break_it: Callable[[dict], None], sentence: str) -> None:
+    break_it(run.row("events", rank=1, step=1, kind="all_gather"))
+    assert f"all_gather of rank 1, step 1, layer 0: {sentence}" in only(run, tmp_path)
+
+
+def test_negative_event_time(run: Synthetic, tmp_path: Path) -> None:
+    run.row("events", rank=0, step=0, kind="wait")["issue_s"] = -0.5
+    assert "wait of rank 0, step 0, layer 1: issue_s = -0.5 s" in only(run, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["wait", "compute"])
+def test_overlap_on_compute(run: Synthetic, tmp_path: Path, kind: str) -> None:
+    run.row("events", rank=1, step=0, kind=kind)["end_s"] += 1e-6
+    text = only(run, tmp_path)
+    assert "stream compute: compute of rank 1, step 0" in text
+    assert "before an earlier event ends" in text
+
+
+def test_overlap_with_an_event_before_the_previous_one(run: Synthetic, tmp_path: Path) -> None:
+    """A long event that covers several later ones is found at each of them."""
+    run.row("events", rank=1, step=0, kind="wait")["end_s"] = 0.049
+    assert "(and 1 more row)" in only(run, tmp_path)
+
+
+def test_overlap_on_comm_with_one_communicator(run: Synthetic, tmp_path: Path) -> None:
+    run.row("events", rank=0, step=0, kind="all_gather", layer=0)["end_s"] += 1e-6
+    assert "stream comm with 1 communicator: all_gather of rank 0, step 0, layer 3" in only(run, tmp_path)
+    run.config["options"]["communicators"] = 2
+    assert violations(run, tmp_path) == []
+
+
+def test_axes_have_communicators_of_their_own(run: Synthetic, tmp_path: Path) -> None:
+    first = run.row("events", rank=0, step=0, kind="all_gather", layer=0)
+    first["end_s"] += 1e-6
+    first["axis"] = "tp"
+    assert violations(run, tmp_path) == []
+
+
+def test_events_of_other_ranks_may_overlap(run: Synthetic, tmp_path: Path) -> None:
+    for row in run.tables["events"]:
+        if row["rank"] == 1:
+            for column in ("issue_s", "start_s", "end_s"):
+                row[column] += 0.001
+    assert violations(run, tmp_path) == []
+
+
+@pytest.mark.parametrize("column", ["phase", "kind", "stream"])
+def test_unknown_word(run: Synthetic, tmp_path: Path, column: str) -> None:
+    run.row("events", kind="compute")[column] = "nonsense"
+    assert f"events: {column} is 'nonsense', must be one of" in only(run, tmp_path)
+
+
+def test_unknown_axis(run: Synthetic, tmp_path: Path) -> None:
+    run.row("events", kind="compute")["axis"] = ""
+    assert violations(run, tmp_path) == []
+    run.row("events", kind="all_gather")["axis"] = "pp"
+    assert "axis of a collective is 'pp'" in only(run, tmp_path)
+
+
+def test_peak_below_a_sample(run: Synthetic, tmp_path: Path) -> None:
+    run.row("memory_peak", rank=1, category="activations")["peak_bytes"] = 4999
+    text = only(run, tmp_path)
+    assert "rank 1, category activations has a sample of 5000 bytes, above its peak_bytes (4999)" in text
+
+
+def test_peak_missing(run: Synthetic, tmp_path: Path) -> None:
+    run.tables["memory_peak"].remove(run.row("memory_peak", rank=0, category="process_rss"))
+    assert "rank 0, category process_rss has a sample of 9000000 bytes" in only(run, tmp_path)
+
+
+def test_peak_repeated(run: Synthetic, tmp_path: Path) -> None:
+    run.tables["memory_peak"].append(dict(run.row("memory_peak", rank=0, category="optimizer")))
+    assert "category optimizer has more than one row" in only(run, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "error"),
+    [
+        ("all_gather_forward_count", 1),
+        ("all_gather_forward_count", 1e-12),
+        ("all_gather_forward_size", 1e-9),
+        ("static_bytes", 1e-9),
+        ("volume_elements", 1e-8),
+        ("volume_bytes", float("nan")),
+    ],
+)
+def test_ledger(run: Synthetic, tmp_path: Path, quantity: str, error: float) -> None:
+    run.row("ledger", rank=1, quantity=quantity)["measured"] += error
+    assert f"{quantity}: measured" in only(run, tmp_path)
+
+
+def test_ledger_tolerates_rounding_of_volumes_only(run: Synthetic, tmp_path: Path) -> None:
+    run.row("ledger", rank=1, quantity="volume_elements")["measured"] *= 1 + 5e-13
+    assert violations(run, tmp_path) == []
+    run.row("ledger", rank=1, quantity="static_bytes")["measured"] *= 1 + 5e-13
+    assert "static_bytes" in only(run, tmp_path)
+
+
+def test_tensor_indices(run: Synthetic, tmp_path: Path) -> None:
+    run.row("tensors", index=2)["index"] = 1
+    assert violations(run, tmp_path) == [
+        "tensors: index 2 is missing",
+        "tensors: index 1 is repeated",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("level", "may_be_empty"),
+    [
+        ("events", ("calibration", "clock")),
+        ("steps", ("events", "memory")),
+        ("none", ("events", "memory", "memory_peak", "ledger", "tensors", "clock")),
+    ],
+)
+def test_trace_level_allows_empty_datasets(
+    run: Synthetic, tmp_path: Path, level: str, may_be_empty: tuple[str, ...]
+) -> None:
+    run.config["options"]["trace"] = level
+    for table in may_be_empty:
+        run.tables[table] = []
+    assert violations(run, tmp_path) == []
+
+
+@pytest.mark.parametrize("table", ["events", "memory", "ledger", "tensors"])
+def test_full_trace_needs_its_datasets(run: Synthetic, tmp_path: Path, table: str) -> None:
+    run.tables[table] = []
+    assert f"{table}: no rows, although the option trace is 'events'" in only(run, tmp_path)
+
+
+def test_damaged_file_is_a_violation(run: Synthetic, tmp_path: Path) -> None:
+    path = run.write(tmp_path / "a.h5")
+    path.write_bytes(path.read_bytes()[:2000])
+    assert "truncated or damaged" in file_violations(path)[0]

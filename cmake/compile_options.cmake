@@ -1,0 +1,21 @@
+# One target carries the warnings and code generation that all of our code is compiled with.
+add_library(shardbench_options INTERFACE)
+target_compile_options(shardbench_options INTERFACE -Wall -Wextra -Wconversion -Wshadow -Wpedantic)
+target_include_directories(shardbench_options INTERFACE ${PROJECT_SOURCE_DIR})
+if(SHARDBENCH_WERROR)
+  target_compile_options(shardbench_options INTERFACE -Werror)
+endif()
+if(SHARDBENCH_NATIVE)
+  target_compile_options(shardbench_options INTERFACE -march=native)
+endif()
+# exp and sqrt need not report errors through errno, so loops that call them can be vectorised. No value changes.
+target_compile_options(shardbench_options INTERFACE -fno-math-errno)
+if(SHARDBENCH_SANITIZE)
+  target_compile_options(shardbench_options INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all
+                                                      -fno-omit-frame-pointer)
+  target_link_options(shardbench_options INTERFACE -fsanitize=address,undefined)
+endif()
+if(SHARDBENCH_SIMULATION AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # The simulator runs all ranks in one process; GNU-unique symbols would be shared between modules.
+  target_compile_options(shardbench_options INTERFACE -fno-gnu-unique)
+endif()

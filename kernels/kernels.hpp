@@ -1,0 +1,129 @@
+// The compute a decoder and an optimizer ask for, whatever device runs it.
+//
+// Matrices are row-major fp32; weights are [out, in] in their storage type. Shapes are checked by the callers
+// that own them (src/model, src/train); implementations assert only what would corrupt memory.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "kernels/bodies/elementwise.hpp"
+#include "kernels/bodies/rows.hpp"
+#include "src/units.hpp"
+
+namespace shardbench::kernels {
+
+/// fp32 activations, [rows, columns].
+struct Matrix {
+  float* data = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+};
+struct ConstMatrix {
+  const float* data = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  ConstMatrix() = default;
+  ConstMatrix(const float* d, std::int64_t r, std::int64_t c) : data(d), rows(r), columns(c) {}
+  ConstMatrix(const Matrix& m) : data(m.data), rows(m.rows), columns(m.columns) {}  // NOLINT: meant to convert
+};
+
+/// Elements in their storage type: a weight [rows, columns], or a flat range with columns = 1.
+struct TypedView {
+  std::byte* data = nullptr;
+  DType dtype = DType::fp32;
+  std::int64_t rows = 0;
+  std::int64_t columns = 1;
+  [[nodiscard]] std::int64_t elements() const { return rows * columns; }
+};
+
+/// What a GEMM does with what its output already holds.
+enum class Output { overwrite, accumulate };
+
+/// Causal grouped-query attention over sequences of equal length; rows are tokens, sequence after sequence.
+struct AttentionShape {
+  std::int64_t sequences;
+  std::int64_t length;
+  std::int64_t heads;
+  std::int64_t kv_heads;
+  std::int64_t head_size;
+};
+
+/// Sizes that bound the scratch memory of an implementation.
+struct ScratchNeeds {
+  std::int64_t longest_sequence;
+  std::int64_t widest_weight_row;
+  int threads;
+};
+
+class Kernels {
+ public:
+  Kernels() = default;
+  Kernels(const Kernels&) = delete;
+  Kernels& operator=(const Kernels&) = delete;
+  virtual ~Kernels() = default;
+
+  /// y[T, out] = x[T, in] W^T
+  virtual void linear_forward(Matrix y, ConstMatrix x, TypedView weight, Output output) = 0;
+  /// dx[T, in] (+)= dy[T, out] W
+  virtual void linear_backward_input(Matrix dx, ConstMatrix dy, TypedView weight, Output output) = 0;
+  /// dW[out, in] += dy^T x
+  virtual void linear_backward_weight(Matrix d_weight, ConstMatrix dy, ConstMatrix x) = 0;
+
+  /// y[T, h] = rows `tokens[T]` of table[V, h]
+  virtual void embedding_forward(Matrix y, TypedView table, std::span<const std::int32_t> tokens) = 0;
+  /// d_table[tokens[t], :] += dy[t, :]
+  virtual void embedding_backward(Matrix d_table, ConstMatrix dy, std::span<const std::int32_t> tokens) = 0;
+
+  /// y = x / sqrt(mean(x^2) + epsilon) * weight, row by row
+  virtual void rms_norm_forward(Matrix y, ConstMatrix x, TypedView weight, float epsilon) = 0;
+  /// dx += gradient of the input, d_weight[h] += gradient of the weight. `inverse_rms` is scratch of T values.
+  virtual void rms_norm_backward(Matrix dx, std::span<float> d_weight, std::span<float> inverse_rms, ConstMatrix dy,
+                                 ConstMatrix x, TypedView weight, float epsilon) = 0;
+
+  /// Fills cosines and sines, each [length, head_size/2].
+  virtual void rope_table(Matrix cosines, Matrix sines, std::int64_t head_size, double theta) = 0;
+  /// Turns every head of x[T, heads*head_size] in place; row t is at position t mod table rows.
+  virtual void rope(Matrix x, ConstMatrix cosines, ConstMatrix sines, bodies::Rotation rotation) = 0;
+
+  /// out[T, heads*hd] from q[T, heads*hd], k and v[T, kv_heads*hd]; log_sum_exp[sequences*heads*length] is kept
+  /// for backward instead of the probabilities.
+  virtual void attention_forward(Matrix out, std::span<float> log_sum_exp, ConstMatrix q, ConstMatrix k, ConstMatrix v,
+                                 const AttentionShape& shape) = 0;
+  /// Overwrites dq, dk, dv.
+  virtual void attention_backward(Matrix dq, Matrix dk, Matrix dv, ConstMatrix d_out, ConstMatrix out,
+                                  std::span<const float> log_sum_exp, ConstMatrix q, ConstMatrix k, ConstMatrix v,
+                                  const AttentionShape& shape) = 0;
+
+  virtual void swiglu_forward(Matrix gated, ConstMatrix gate, ConstMatrix up) = 0;
+  virtual void swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate, ConstMatrix up) = 0;
+
+  /// Losses per row; logits[T, V] become their gradient times `scale`.
+  virtual void cross_entropy(std::span<float> losses, Matrix logits, std::span<const std::int32_t> targets,
+                             float scale) = 0;
+
+  /// y += x
+  virtual void add(Matrix y, ConstMatrix x) = 0;
+  /// destination = scale * source, cast on the way. Equal element counts.
+  virtual void scaled_copy(TypedView destination, TypedView source, float scale) = 0;
+  /// destination += source, rounded once to the destination's type. Equal element counts.
+  virtual void accumulate(TypedView destination, TypedView source) = 0;
+  virtual void fill_zero(TypedView destination) = 0;
+  /// Sum of squares in double, the same for any thread count.
+  virtual double sum_of_squares(TypedView values) = 0;
+  /// One AdamW step over equally long ranges. With fp32 parameters `parameter.data` may equal `master`.
+  virtual void adamw(std::span<float> master, std::span<float> moment1, std::span<float> moment2, TypedView parameter,
+                     TypedView gradient, const bodies::AdamW& constants) = 0;
+};
+
+/// fp32 values of scratch that `make_openmp_kernels` needs.
+std::int64_t openmp_scratch_elements(const ScratchNeeds& needs);
+
+/// OpenMP loops over the bodies and BLAS for the matrix products. `between_tiles` is called on the calling
+/// thread between compute tiles (about a millisecond apart) to let pending communication advance.
+std::unique_ptr<Kernels> make_openmp_kernels(const ScratchNeeds& needs, std::span<float> scratch,
+                                             std::function<void()> between_tiles);
+
+}  // namespace shardbench::kernels

@@ -1,0 +1,28 @@
+// The one BLAS routine used, through the Fortran interface that every BLAS library offers.
+#pragma once
+
+#include <cstdint>
+
+namespace shardbench::kernels {
+
+enum class Transpose { no, yes };
+
+/// A row-major operand: its first element, the distance between rows, and whether it enters transposed.
+struct Operand {
+  const float* data;
+  std::int64_t row_stride;
+  Transpose transpose = Transpose::no;
+};
+
+/// Row-major C[m, n] = alpha * op(A)[m, k] op(B)[k, n] + beta * C.
+struct Gemm {
+  std::int64_t m;
+  std::int64_t n;
+  std::int64_t k;
+  float alpha = 1.0F;
+  float beta = 0.0F;
+};
+
+void gemm(const Gemm& shape, Operand a, Operand b, float* c, std::int64_t c_row_stride);
+
+}  // namespace shardbench::kernels

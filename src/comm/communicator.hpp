@@ -1,0 +1,68 @@
+// Collectives as the scenarios see them: asynchronous, in place, in issue order.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "src/device/buffer.hpp"
+#include "src/units.hpp"
+
+namespace shardbench {
+
+enum class Collective { all_reduce, reduce_scatter, all_gather };
+std::string_view name_of(Collective collective);
+
+/// Who carries a collective out. `automatic` is resolved at issue; `local` is a group of one (nothing is sent).
+enum class Algorithm { automatic, direct, ring, doubling, native, local };
+std::string_view name_of(Algorithm algorithm);
+std::optional<Algorithm> find_algorithm(std::string_view name);
+
+/// A collective in flight. It pins its buffer; destroying it before completion is a bug, except while an
+/// exception unwinds.
+class PendingCollective {
+ public:
+  PendingCollective() = default;
+  PendingCollective(const PendingCollective&) = delete;
+  PendingCollective& operator=(const PendingCollective&) = delete;
+  virtual ~PendingCollective() = default;
+
+  /// Returns once the result is in the buffer. Idempotent.
+  virtual void wait() = 0;
+
+  /// Seconds on the world's clock: when its turn came, and when its completion was seen. Valid after wait().
+  [[nodiscard]] virtual double start_s() const = 0;
+  [[nodiscard]] virtual double end_s() const = 0;
+
+  [[nodiscard]] virtual Algorithm algorithm() const = 0;
+  /// Bytes that this rank sends for it; empty where the library does not tell (native).
+  [[nodiscard]] virtual std::optional<Bytes> sent() const = 0;
+};
+
+using Pending = std::unique_ptr<PendingCollective>;
+
+/// A group of ranks whose collectives run one after another in the order they were issued, which must be the same
+/// on every member (the rule of an NCCL communicator). Two communicators over the same ranks progress independently.
+///
+/// Every collective works in place on a whole buffer of n equal blocks, n = size():
+///   all_gather      block rank() holds this rank's contribution; afterwards every block is filled
+///   reduce_scatter  afterwards block rank() holds the sum; the other blocks are undefined
+///   all_reduce      any element count; afterwards the sum everywhere
+class Communicator {
+ public:
+  Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+  virtual ~Communicator() = default;
+
+  [[nodiscard]] virtual int rank() const = 0;
+  [[nodiscard]] virtual int size() const = 0;
+
+  virtual Pending start(Collective collective, BufferRef buffer) = 0;
+
+  Pending all_gather(BufferRef buffer) { return start(Collective::all_gather, std::move(buffer)); }
+  Pending reduce_scatter(BufferRef buffer) { return start(Collective::reduce_scatter, std::move(buffer)); }
+  Pending all_reduce(BufferRef buffer) { return start(Collective::all_reduce, std::move(buffer)); }
+};
+
+}  // namespace shardbench

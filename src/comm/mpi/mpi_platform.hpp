@@ -1,0 +1,46 @@
+// Where a real MPI library and a simulated one differ. Two files implement this, one of which is linked:
+// mpi_platform_real.cpp and mpi_platform_simulated.cpp.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "src/comm/mpi/mpi_api.hpp"
+#include "src/comm/progress.hpp"
+#include "src/comm/world.hpp"
+
+namespace shardbench::mpi {
+
+class Platform {
+ public:
+  Platform() = default;
+  Platform(const Platform&) = delete;
+  Platform& operator=(const Platform&) = delete;
+  virtual ~Platform() = default;
+
+  [[nodiscard]] virtual double now() const = 0;
+  /// Passes time on the clock without touching messages.
+  virtual void sleep(double seconds) = 0;
+  /// Called when a wait found nothing new for the `attempt`-th time: yields the core politely, or (simulated, where
+  /// nothing else can run meanwhile) blocks until one of `outstanding` completes.
+  virtual void pause(int attempt, std::span<MPI_Request* const> outstanding) = 0;
+
+  virtual void post_send(std::span<const std::byte> message, int peer, int tag, MPI_Comm comm, MPI_Request* out) = 0;
+  virtual void post_receive(std::span<std::byte> message, int peer, int tag, MPI_Comm comm, MPI_Request* out) = 0;
+
+  [[nodiscard]] virtual Placement placement() const = 0;
+  [[nodiscard]] virtual bool simulated() const = 0;
+  [[nodiscard]] virtual std::string wait_policy() const = 0;
+};
+
+/// Throws UsageError when the platform cannot do what `settings` ask for.
+void check_supported(const WorldSettings& settings);
+/// Sets what the MPI library reads before MPI_Init.
+void prepare_environment();
+/// Collective over `world`.
+std::unique_ptr<Platform> make_platform(MPI_Comm world);
+/// The library's own non-blocking collectives; only where check_supported allows `native`.
+std::unique_ptr<Communicator> make_native_communicator(CommHandle comm, ProgressEngine& engine);
+
+}  // namespace shardbench::mpi

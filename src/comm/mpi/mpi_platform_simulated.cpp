@@ -1,0 +1,71 @@
+// MPI as SimGrid's SMPI simulates it: every rank is an actor of one process, time is modelled.
+#include <simgrid/actor.h>
+#include <simgrid/host.h>
+
+#include <climits>
+#include <utility>
+#include <vector>
+
+#include "src/comm/mpi/mpi_platform.hpp"
+
+namespace shardbench::mpi {
+namespace {
+
+int checked_count(std::size_t bytes) {
+  // SMPI has no large-count calls, and wraps messages of 2 GiB and more.
+  if (bytes > static_cast<std::size_t>(INT_MAX))
+    throw RunError(fmt::format("a message of {} bytes is too large for the simulator (2 GiB); use a smaller bucket, "
+                               "more ranks or --algorithm ring",
+                               bytes));
+  return static_cast<int>(bytes);
+}
+
+class SimulatedPlatform final : public Platform {
+ public:
+  [[nodiscard]] double now() const override { return MPI_Wtime(); }
+  void sleep(double seconds) override { sg_actor_sleep_for(seconds); }
+
+  void pause(int /*attempt*/, std::span<MPI_Request* const> outstanding) override {
+    // Polling would advance the simulated clock by the cost of each poll; blocking does not distort it.
+    std::vector<MPI_Request> requests;
+    for (MPI_Request* request : outstanding) requests.push_back(*request);
+    int completed = MPI_UNDEFINED;
+    SHARDBENCH_MPI(
+        MPI_Waitany(static_cast<int>(requests.size()), requests.data(), &completed, MPI_STATUS_IGNORE));
+    if (completed == MPI_UNDEFINED) throw InternalError("a simulated rank waits although nothing is in flight");
+    *outstanding[static_cast<std::size_t>(completed)] = requests[static_cast<std::size_t>(completed)];
+  }
+
+  void post_send(std::span<const std::byte> message, int peer, int tag, MPI_Comm comm, MPI_Request* out) override {
+    SHARDBENCH_MPI(MPI_Isend(message.data(), checked_count(message.size()), MPI_BYTE, peer, tag, comm, out));
+  }
+  void post_receive(std::span<std::byte> message, int peer, int tag, MPI_Comm comm, MPI_Request* out) override {
+    SHARDBENCH_MPI(MPI_Irecv(message.data(), checked_count(message.size()), MPI_BYTE, peer, tag, comm, out));
+  }
+
+  [[nodiscard]] Placement placement() const override {
+    return {.host = sg_host_self_get_name(), .local_rank = 0, .local_size = 1, .allowed_cpus = 1, .host_cpus = 1, .affinity = ""};
+  }
+  [[nodiscard]] bool simulated() const override { return true; }
+  [[nodiscard]] std::string wait_policy() const override { return "simulated: block until a message completes"; }
+};
+
+}  // namespace
+
+void check_supported(const WorldSettings& settings) {
+  if (settings.progress == Progress::thread)
+    throw UsageError("--progress thread cannot run in the simulator (one thread plays all ranks); use poll");
+  if (settings.algorithm == Algorithm::native)
+    throw UsageError("--algorithm native is refused in the simulator: SMPI's non-blocking collectives are linear and "
+                     "wrong in place; use direct, ring or doubling");
+}
+
+void prepare_environment() {}
+
+std::unique_ptr<Platform> make_platform(MPI_Comm /*world*/) { return std::make_unique<SimulatedPlatform>(); }
+
+std::unique_ptr<Communicator> make_native_communicator(CommHandle /*comm*/, ProgressEngine& /*engine*/) {
+  throw InternalError("native collectives are refused in the simulator");
+}
+
+}  // namespace shardbench::mpi

@@ -1,0 +1,289 @@
+#include "src/comm/mpi/mpi_world.hpp"
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "src/comm/mpi/mpi_platform.hpp"
+#include "src/comm/scheduled_communicator.hpp"
+
+namespace shardbench {
+namespace {
+
+using mpi::CommHandle;
+using mpi::Platform;
+
+// A progress thread asleep this long between rounds costs a few per cent of a core and hides 96-100 % of a
+// 200 Mbit/s link's transfers behind compute.
+constexpr double progress_thread_sleep = 50e-6;
+
+// Imitated compute is cut into slices, between which pending collectives advance.
+constexpr double compute_slice = 0.25e-3;
+// What is left of it below this is rounding of the clock, not time.
+constexpr double clock_resolution = 1e-9;
+
+/// MPI_Init and MPI_Finalize. During an exception MPI is left to the abort that follows.
+class MpiSession {
+ public:
+  explicit MpiSession(const WorldSettings& settings) : exceptions_(std::uncaught_exceptions()) {
+    mpi::check_supported(settings);
+    mpi::prepare_environment();
+    const int needed = settings.progress == Progress::thread ? MPI_THREAD_MULTIPLE : MPI_THREAD_FUNNELED;
+    int provided = 0;
+    SHARDBENCH_MPI(MPI_Init_thread(nullptr, nullptr, needed, &provided));
+    if (settings.progress == Progress::thread && provided < needed)
+      throw RunError("--progress thread needs MPI_THREAD_MULTIPLE, which this MPI library does not provide; use poll");
+    SHARDBENCH_MPI(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+  }
+  MpiSession(const MpiSession&) = delete;
+  MpiSession& operator=(const MpiSession&) = delete;
+  ~MpiSession() {
+    if (std::uncaught_exceptions() == exceptions_) MPI_Finalize();
+  }
+
+ private:
+  int exceptions_;
+};
+
+CommHandle duplicate(MPI_Comm comm) {
+  MPI_Comm copy = MPI_COMM_NULL;
+  SHARDBENCH_MPI(MPI_Comm_dup(comm, &copy));
+  return CommHandle(copy);
+}
+
+/// All requests in flight of this rank, for a pause that may block on any of them.
+class OutstandingRequests {
+ public:
+  void add(std::vector<MPI_Request>* requests) {
+    const std::scoped_lock lock(mutex_);
+    sets_.insert(requests);
+  }
+  void remove(std::vector<MPI_Request>* requests) {
+    const std::scoped_lock lock(mutex_);
+    sets_.erase(requests);
+  }
+  /// Valid while no other thread works on the requests.
+  [[nodiscard]] std::vector<MPI_Request*> list() const {
+    std::vector<MPI_Request*> all;
+    for (auto* set : sets_)
+      for (MPI_Request& request : *set) all.push_back(&request);
+    return all;
+  }
+
+ private:
+  std::mutex mutex_;  // a progress thread starts operations, the main thread destroys them
+  std::set<std::vector<MPI_Request>*> sets_;
+};
+
+class MpiMessageSet final : public MessageSet {
+ public:
+  MpiMessageSet(MPI_Comm comm, Platform& platform, OutstandingRequests& outstanding)
+      : comm_(comm), platform_(platform), outstanding_(outstanding) {
+    outstanding_.add(&requests_);
+  }
+  MpiMessageSet(const MpiMessageSet&) = delete;
+  MpiMessageSet& operator=(const MpiMessageSet&) = delete;
+  ~MpiMessageSet() override { outstanding_.remove(&requests_); }
+
+  void send(int peer, int tag, std::span<const std::byte> message) override {
+    platform_.post_send(message, peer, tag, comm_, &requests_.emplace_back(MPI_REQUEST_NULL));
+  }
+  void receive(int peer, int tag, std::span<std::byte> message) override {
+    platform_.post_receive(message, peer, tag, comm_, &requests_.emplace_back(MPI_REQUEST_NULL));
+  }
+  bool test() override {
+    if (requests_.empty()) return true;
+    int done = 0;
+    SHARDBENCH_MPI(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE));
+    if (done != 0) requests_.clear();
+    return done != 0;
+  }
+
+ private:
+  MPI_Comm comm_;
+  Platform& platform_;
+  OutstandingRequests& outstanding_;
+  std::vector<MPI_Request> requests_;
+};
+
+class MpiTransport final : public Transport {
+ public:
+  MpiTransport(CommHandle comm, Platform& platform, OutstandingRequests& outstanding)
+      : comm_(std::move(comm)),
+        platform_(platform),
+        outstanding_(outstanding),
+        rank_(comm_.rank()),
+        size_(comm_.size()) {}
+
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return size_; }
+  std::unique_ptr<MessageSet> message_set() override {
+    return std::make_unique<MpiMessageSet>(comm_.get(), platform_, outstanding_);
+  }
+
+ private:
+  CommHandle comm_;
+  Platform& platform_;
+  OutstandingRequests& outstanding_;
+  int rank_;
+  int size_;
+};
+
+class MpiControlChannel final : public ControlChannel {
+ public:
+  MpiControlChannel(CommHandle comm, Platform& platform)
+      : comm_(std::move(comm)), platform_(platform), rank_(comm_.rank()), size_(comm_.size()) {}
+
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return size_; }
+
+  void send(int to, std::span<const std::byte> message) override {
+    // The length goes first: a receiver cannot probe politely everywhere (a simulator has no MPI_Mprobe).
+    std::int64_t length = std::ssize(message);
+    transfer([&](MPI_Request* r) {
+      platform_.post_send(std::as_bytes(std::span(&length, 1)), to, length_tag, comm_.get(), r);
+    });
+    if (length > 0)
+      transfer([&](MPI_Request* r) { platform_.post_send(message, to, payload_tag, comm_.get(), r); });
+  }
+
+  std::vector<std::byte> receive(int from) override {
+    std::int64_t length = 0;
+    transfer([&](MPI_Request* r) {
+      platform_.post_receive(std::as_writable_bytes(std::span(&length, 1)), from, length_tag, comm_.get(), r);
+    });
+    std::vector<std::byte> message(static_cast<std::size_t>(length));
+    if (length > 0)
+      transfer([&](MPI_Request* r) { platform_.post_receive(message, from, payload_tag, comm_.get(), r); });
+    return message;
+  }
+
+ private:
+  static constexpr int length_tag = 1;
+  static constexpr int payload_tag = 2;
+
+  template <class Post>
+  void transfer(Post post) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    post(&request);
+    MPI_Request* const outstanding = &request;
+    for (int attempt = 0;; ++attempt) {
+      int done = 0;
+      SHARDBENCH_MPI(MPI_Test(&request, &done, MPI_STATUS_IGNORE));
+      if (done != 0) return;
+      platform_.pause(attempt, std::span(&outstanding, 1));
+    }
+  }
+
+  CommHandle comm_;
+  Platform& platform_;
+  int rank_;
+  int size_;
+};
+
+class MpiWorld final : public World {
+ public:
+  MpiWorld(const WorldSettings& settings, Memory& memory)
+      : settings_(settings),
+        memory_(memory),
+        session_(settings),
+        platform_(mpi::make_platform(MPI_COMM_WORLD)),
+        engine_({.now = [this] { return now(); },
+                 .pause =
+                     [this](int attempt) {
+                       // With a progress thread the list may change under us; that thread makes the progress.
+                       const auto outstanding =
+                           platform_->simulated() ? outstanding_.list() : std::vector<MPI_Request*>{};
+                       platform_->pause(attempt, outstanding);
+                     }}),
+        control_(duplicate(MPI_COMM_WORLD), *platform_),
+        start_(platform_->now()) {
+    if (settings.progress == Progress::thread)
+      progress_thread_ = std::jthread([this](const std::stop_token& stop) {
+        while (!stop.stop_requested()) {
+          engine_.advance();
+          platform_->sleep(progress_thread_sleep);
+        }
+      });
+  }
+  MpiWorld(const MpiWorld&) = delete;
+  MpiWorld& operator=(const MpiWorld&) = delete;
+  ~MpiWorld() override {
+    // MPI_Finalize may hang over some networks while peers still close connections; a quiet moment after a barrier
+    // lets them (UCX 1.13 over TCP with four and more ranks).
+    if (std::uncaught_exceptions() == 0) barrier(control_);
+  }
+
+  [[nodiscard]] int rank() const override { return control_.rank(); }
+  [[nodiscard]] int size() const override { return control_.size(); }
+  [[nodiscard]] double now() const override { return platform_->now() - start_; }
+
+  void imitate_compute(double seconds) override {
+    const double end = now() + seconds;
+    for (double left = seconds; left > clock_resolution; left = end - now()) {
+      platform_->sleep(std::min(left, compute_slice));
+      poll();
+    }
+  }
+
+  void poll() override {
+    if (settings_.progress == Progress::poll) engine_.advance();
+  }
+
+  ControlChannel& control() override { return control_; }
+
+  std::unique_ptr<Communicator> communicator(std::span<const int> members) override {
+    const auto key = std::find(members.begin(), members.end(), rank()) - members.begin();
+    MPI_Comm raw = MPI_COMM_NULL;
+    SHARDBENCH_MPI(MPI_Comm_split(MPI_COMM_WORLD, members.front(), static_cast<int>(key), &raw));
+    CommHandle comm(raw);
+    if (settings_.algorithm == Algorithm::native && comm.size() > 1)
+      return mpi::make_native_communicator(std::move(comm), engine_);
+    const Algorithm algorithm = settings_.algorithm == Algorithm::native ? Algorithm::local : settings_.algorithm;
+    return make_scheduled_communicator(std::make_unique<MpiTransport>(std::move(comm), *platform_, outstanding_),
+                                       engine_, memory_, algorithm);
+  }
+
+  [[nodiscard]] Placement placement() const override { return platform_->placement(); }
+  [[nodiscard]] bool simulated() const override { return platform_->simulated(); }
+  [[nodiscard]] std::string wait_policy() const override { return platform_->wait_policy(); }
+
+  [[nodiscard]] std::string library() const override { return mpi_library_version(); }
+
+  void abort(int exit_code) override {
+    MPI_Abort(MPI_COMM_WORLD, exit_code);
+    std::abort();
+  }
+
+ private:
+  WorldSettings settings_;
+  Memory& memory_;
+  MpiSession session_;
+  std::unique_ptr<Platform> platform_;
+  OutstandingRequests outstanding_;
+  ProgressEngine engine_;
+  MpiControlChannel control_;
+  double start_;
+  std::jthread progress_thread_;  // last: it must stop before anything it uses goes
+};
+
+}  // namespace
+
+std::string mpi_library_version() {
+  std::string text(MPI_MAX_LIBRARY_VERSION_STRING, '\0');
+  int length = 0;
+  SHARDBENCH_MPI(MPI_Get_library_version(text.data(), &length));
+  text.resize(static_cast<std::size_t>(length));
+  text = text.substr(0, text.find('\n'));
+  for (char& c : text)
+    if (c == '\t') c = ' ';
+  return text;
+}
+
+std::unique_ptr<World> make_mpi_world(const WorldSettings& settings, Memory& memory) {
+  return std::make_unique<MpiWorld>(settings, memory);
+}
+
+}  // namespace shardbench

@@ -1,0 +1,18 @@
+// The world of MPI ranks.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "src/comm/world.hpp"
+
+namespace shardbench {
+
+/// Initialises MPI and finalises it on destruction; once per rank. `memory` outlives the world.
+/// Throws UsageError for settings that the library or the simulator cannot serve.
+std::unique_ptr<World> make_mpi_world(const WorldSettings& settings, Memory& memory);
+
+/// Name and version of the MPI library; may be asked before it is initialised.
+std::string mpi_library_version();
+
+}  // namespace shardbench

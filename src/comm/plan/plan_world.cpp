@@ -1,0 +1,113 @@
+#include "src/comm/plan/plan_world.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/comm/schedule.hpp"
+#include "src/errors.hpp"
+
+namespace shardbench {
+namespace {
+
+class PlannedCollective final : public PendingCollective {
+ public:
+  PlannedCollective(BufferRef buffer, ScheduleScratch scratch, Algorithm algorithm, std::optional<Bytes> sent)
+      : buffer_(std::move(buffer)), scratch_(std::move(scratch)), algorithm_(algorithm), sent_(sent) {}
+
+  void wait() override {}
+  [[nodiscard]] double start_s() const override { return 0.0; }
+  [[nodiscard]] double end_s() const override { return 0.0; }
+  [[nodiscard]] Algorithm algorithm() const override { return algorithm_; }
+  [[nodiscard]] std::optional<Bytes> sent() const override { return sent_; }
+
+ private:
+  BufferRef buffer_;
+  ScheduleScratch scratch_;  // accounted for as long as the real collective holds it
+  Algorithm algorithm_;
+  std::optional<Bytes> sent_;
+};
+
+class PlanCommunicator final : public Communicator {
+ public:
+  PlanCommunicator(int rank, int size, Algorithm algorithm, Memory& memory)
+      : rank_(rank), size_(size), algorithm_(algorithm), memory_(memory) {}
+
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return size_; }
+
+  Pending start(Collective collective, BufferRef buffer) override {
+    ScheduleRequest request{.collective = collective,
+                            .algorithm = algorithm_,
+                            .dtype = buffer->dtype(),
+                            .size = buffer->elements(),
+                            .ranks = size_,
+                            .rank = rank_};
+    SHARDBENCH_ASSERT(collective == Collective::all_reduce || request.size.count() % size_ == 0);
+    request.algorithm = resolve(algorithm_, request);
+    if (request.algorithm == Algorithm::native)
+      return std::make_unique<PlannedCollective>(std::move(buffer), ScheduleScratch{}, Algorithm::native, std::nullopt);
+    const Schedule schedule = make_schedule(request);
+    return std::make_unique<PlannedCollective>(std::move(buffer),
+                                               allocate_scratch(schedule, request.dtype, memory_, Backing::none),
+                                               request.algorithm, bytes_of(request.dtype, schedule.sent()));
+  }
+
+ private:
+  int rank_;
+  int size_;
+  Algorithm algorithm_;
+  Memory& memory_;
+};
+
+/// Refuses to talk: a plan must not depend on what other ranks say.
+class SilentChannel final : public ControlChannel {
+ public:
+  SilentChannel(int rank, int size) : rank_(rank), size_(size) {}
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return size_; }
+  void send(int /*to*/, std::span<const std::byte> /*message*/) override { refuse(); }
+  std::vector<std::byte> receive(int /*from*/) override { refuse(); }
+
+ private:
+  [[noreturn]] static void refuse() { throw InternalError("a planned rank has nobody to talk to"); }
+  int rank_;
+  int size_;
+};
+
+class PlanWorld final : public World {
+ public:
+  PlanWorld(int ranks, int rank, const WorldSettings& settings, Memory& memory)
+      : algorithm_(settings.algorithm), memory_(memory), channel_(rank, ranks) {}
+
+  [[nodiscard]] int rank() const override { return channel_.rank(); }
+  [[nodiscard]] int size() const override { return channel_.size(); }
+  [[nodiscard]] double now() const override { return 0.0; }
+  void imitate_compute(double /*seconds*/) override {}
+  void poll() override {}
+  ControlChannel& control() override { return channel_; }
+
+  std::unique_ptr<Communicator> communicator(std::span<const int> members) override {
+    const auto position = std::find(members.begin(), members.end(), rank()) - members.begin();
+    return std::make_unique<PlanCommunicator>(static_cast<int>(position), static_cast<int>(members.size()), algorithm_,
+                                              memory_);
+  }
+
+  [[nodiscard]] Placement placement() const override { return {}; }
+  [[nodiscard]] bool simulated() const override { return false; }
+  [[nodiscard]] std::string library() const override { return "none (plan)"; }
+  [[nodiscard]] std::string wait_policy() const override { return "none (plan)"; }
+  void abort(int exit_code) override { throw InternalError(fmt::format("a plan aborted with code {}", exit_code)); }
+
+ private:
+  Algorithm algorithm_;
+  Memory& memory_;
+  SilentChannel channel_;
+};
+
+}  // namespace
+
+std::unique_ptr<World> make_plan_world(int ranks, int rank, const WorldSettings& settings, Memory& memory) {
+  return std::make_unique<PlanWorld>(ranks, rank, settings, memory);
+}
+
+}  // namespace shardbench

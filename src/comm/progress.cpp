@@ -1,0 +1,46 @@
+#include "src/comm/progress.hpp"
+
+namespace shardbench {
+
+ProgressEngine::QueueId ProgressEngine::add_queue() {
+  const std::scoped_lock lock(mutex_);
+  queues_.emplace_back();
+  return queues_.size() - 1;
+}
+
+void ProgressEngine::submit(QueueId queue, std::shared_ptr<Operation> operation) {
+  const std::scoped_lock lock(mutex_);
+  queues_[queue].push_back(std::move(operation));
+  if (queues_[queue].size() == 1) advance_queue(queues_[queue]);
+}
+
+void ProgressEngine::advance() {
+  const std::scoped_lock lock(mutex_);
+  for (auto& queue : queues_) advance_queue(queue);
+}
+
+void ProgressEngine::advance_queue(std::deque<std::shared_ptr<Operation>>& queue) {
+  while (!queue.empty()) {
+    const std::shared_ptr<Operation> head = queue.front();
+    if (!head->started_) {
+      head->started_ = true;
+      head->start_s_ = hooks_.now();
+      head->start();
+    }
+    if (!head->advance()) return;
+    head->end_s_ = hooks_.now();
+    queue.pop_front();
+    // Last, so that a waiter that sees it finds the times set and holds the only reference to the buffer.
+    head->done_.store(true, std::memory_order_release);
+  }
+}
+
+void ProgressEngine::wait(const Operation& operation) {
+  for (int attempt = 0; !operation.done(); ++attempt) {
+    advance();
+    if (operation.done()) break;
+    hooks_.pause(attempt);
+  }
+}
+
+}  // namespace shardbench

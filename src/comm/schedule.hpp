@@ -1,0 +1,88 @@
+// Collectives as pure data: which range goes to whom in which step. No communication happens here.
+//
+// With n ranks, S elements in n blocks and B bytes/s, latency alpha a message:
+//   direct    n-1 pairwise rounds; S(n-1)/n elements sent; sums in fp32 and rounds once
+//   ring      (n-1) alpha + (n-1)/n S/B for all-gather and reduce-scatter, twice that for all-reduce
+//             (Patarasuk & Yuan, JPDC 2009)
+//   doubling  ceil(log2 n) alpha + (n-1)/n S/B for any n: Bruck's circulant graph (Bruck et al., IEEE TPDS 1997),
+//             reduce-scatter being its mirror image (Träff, EuroMPI 2023)
+#pragma once
+
+#include <vector>
+
+#include "src/comm/communicator.hpp"
+
+namespace shardbench {
+
+/// Elements [begin, begin + count) of the collective's buffer.
+struct Range {
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+  bool operator==(const Range&) const = default;
+};
+
+struct Transfer {
+  int peer = 0;
+  Range range;
+};
+
+enum class OnReceive {
+  store,
+  add,            ///< into the buffer, rounding to its dtype each time
+  add_in_fp32,    ///< into the chain's fp32 accumulator, which is rounded into the buffer once, after the last such step
+};
+
+/// Messages that may all be in flight at once; the next step starts when they are done and added.
+struct Step {
+  std::vector<Transfer> sends;
+  std::vector<Transfer> receives;
+  OnReceive on_receive = OnReceive::store;
+};
+
+/// Steps in sequence. Chains of one schedule are independent (segments of the same pattern), so that one chain's
+/// additions overlap another's transfers.
+struct Chain {
+  std::vector<Step> steps;
+  Range accumulator;  ///< what add_in_fp32 sums into
+};
+
+struct Schedule {
+  std::vector<Chain> chains;
+
+  [[nodiscard]] Elements sent() const;
+  /// Elements of the largest receive that must be added, i.e. the staging space that one running chain needs.
+  [[nodiscard]] Elements staging() const;
+  /// fp32 values of the largest accumulator; 0 without add_in_fp32.
+  [[nodiscard]] Elements accumulator() const;
+};
+
+/// Where block b of n begins; blocks differ by at most one element where n does not divide.
+Range block_range(Elements size, int n, int block);
+
+struct ScheduleRequest {
+  Collective collective;
+  Algorithm algorithm;  ///< direct, ring or doubling
+  DType dtype;
+  Elements size;  ///< of the whole buffer
+  int ranks;
+  int rank;
+};
+
+/// The schedule of one rank; all ranks' schedules match message for message.
+Schedule make_schedule(const ScheduleRequest& request);
+
+/// What `automatic` stands for: direct up to 8 ranks (fewest roundings, no dependency between rounds), then
+/// doubling while a block is small (latency), else ring.
+Algorithm resolve(Algorithm algorithm, const ScheduleRequest& request);
+
+/// How many chains run at once.
+constexpr std::size_t concurrent_chains = 4;
+
+/// The work space that a schedule needs while it runs: staging for each running chain, then its accumulators.
+struct ScheduleScratch {
+  BufferRef staging;      ///< in the collective's dtype; concurrent_chains pieces (or fewer chains)
+  BufferRef accumulator;  ///< fp32, likewise
+};
+ScheduleScratch allocate_scratch(const Schedule& schedule, DType dtype, Memory& memory, Backing backing);
+
+}  // namespace shardbench

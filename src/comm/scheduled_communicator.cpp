@@ -1,0 +1,210 @@
+#include "src/comm/scheduled_communicator.hpp"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "kernels/bodies/elementwise.hpp"
+#include "src/comm/schedule.hpp"
+#include "src/errors.hpp"
+
+namespace shardbench {
+namespace {
+
+// Tags tell chains of one collective apart, and one collective from the next that a faster peer may have begun.
+// MPI guarantees 32767 as the least upper bound of a tag.
+constexpr int tag_limit = 32768;
+
+/// destination[i] += source[i]. On one thread: it runs between compute tiles or on the progress thread.
+template <class To, class From>
+void add_range(To* destination, const From* source, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) bodies::add(i, destination, source);
+}
+
+class ScheduledOperation final : public Operation {
+ public:
+  ScheduledOperation(Schedule schedule, ScheduleScratch scratch, BufferRef buffer, Transport& transport, int first_tag)
+      : schedule_(std::move(schedule)),
+        scratch_(std::move(scratch)),
+        buffer_(std::move(buffer)),
+        transport_(transport),
+        first_tag_(first_tag),
+        slots_(std::min(schedule_.chains.size(), concurrent_chains)) {}
+
+ private:
+  /// A running chain, its step and its share of the scratch.
+  struct Slot {
+    std::size_t index = 0;
+    const Chain* chain = nullptr;
+    std::size_t step = 0;
+    bool posted = false;
+    bool accumulating = false;
+    int tag = 0;
+    std::unique_ptr<MessageSet> messages;
+  };
+
+  void start() override {
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      slots_[i].index = i;
+      slots_[i].messages = transport_.message_set();
+      next_chain(slots_[i]);
+    }
+  }
+
+  bool advance() override {
+    bool done = true;
+    for (Slot& slot : slots_) done = advance_slot(slot) && done;
+    return done;
+  }
+
+  void next_chain(Slot& slot) {
+    slot.chain = next_ < schedule_.chains.size() ? &schedule_.chains[next_] : nullptr;
+    slot.tag = (first_tag_ + static_cast<int>(next_)) % tag_limit;
+    slot.step = 0;
+    slot.posted = false;
+    ++next_;
+  }
+
+  bool advance_slot(Slot& slot) {
+    while (slot.chain != nullptr) {
+      if (slot.step == slot.chain->steps.size()) {
+        if (slot.accumulating) store_accumulator(slot);
+        next_chain(slot);
+        continue;
+      }
+      const Step& step = slot.chain->steps[slot.step];
+      if (!slot.posted) post(slot, step);
+      if (!slot.messages->test()) return false;
+      if (step.on_receive != OnReceive::store) add_received(slot, step);
+      ++slot.step;
+      slot.posted = false;
+    }
+    return true;
+  }
+
+  void post(Slot& slot, const Step& step) {
+    if (step.on_receive == OnReceive::add_in_fp32 && !slot.accumulating) load_accumulator(slot);
+    if (step.on_receive != OnReceive::add_in_fp32 && slot.accumulating) store_accumulator(slot);
+    std::int64_t staged = 0;
+    for (const Transfer& receive : step.receives) {
+      const bool direct = step.on_receive == OnReceive::store;
+      std::byte* into = direct ? at(receive.range.begin) : staging(slot, staged);
+      if (!direct) staged += receive.range.count;
+      slot.messages->receive(receive.peer, slot.tag, {into, length(receive.range)});
+    }
+    for (const Transfer& send : step.sends)
+      slot.messages->send(send.peer, slot.tag, {at(send.range.begin), length(send.range)});
+    slot.posted = true;
+  }
+
+  void add_received(Slot& slot, const Step& step) {
+    if (!buffer_->holds_values()) return;  // phantom bytes mean nothing
+    std::int64_t staged = 0;
+    for (const Transfer& receive : step.receives) {
+      const std::byte* from = staging(slot, staged);
+      const Range range = receive.range;
+      staged += range.count;
+      if (step.on_receive == OnReceive::add_in_fp32) {
+        add_range(accumulator(slot), reinterpret_cast<const bodies::BFloat16*>(from), range.count);
+      } else if (buffer_->dtype() == DType::fp32) {
+        add_range(reinterpret_cast<float*>(at(range.begin)), reinterpret_cast<const float*>(from), range.count);
+      } else {
+        add_range(reinterpret_cast<bodies::BFloat16*>(at(range.begin)),
+                  reinterpret_cast<const bodies::BFloat16*>(from), range.count);
+      }
+    }
+  }
+
+  void load_accumulator(Slot& slot) {
+    slot.accumulating = true;
+    if (!buffer_->holds_values()) return;
+    const Range range = slot.chain->accumulator;
+    const auto* own = reinterpret_cast<const bodies::BFloat16*>(at(range.begin));
+    for (std::int64_t i = 0; i < range.count; ++i) bodies::scaled_copy(i, accumulator(slot), own, 1.0F);
+  }
+
+  void store_accumulator(Slot& slot) {
+    slot.accumulating = false;
+    if (!buffer_->holds_values()) return;
+    const Range range = slot.chain->accumulator;
+    auto* own = reinterpret_cast<bodies::BFloat16*>(at(range.begin));
+    for (std::int64_t i = 0; i < range.count; ++i) bodies::scaled_copy(i, own, accumulator(slot), 1.0F);
+  }
+
+  [[nodiscard]] std::byte* at(std::int64_t element) const {
+    return buffer_->data() + element * size_of(buffer_->dtype());
+  }
+  [[nodiscard]] std::size_t length(Range range) const {
+    return static_cast<std::size_t>(range.count * size_of(buffer_->dtype()));
+  }
+  [[nodiscard]] std::byte* staging(const Slot& slot, std::int64_t offset) const {
+    const std::int64_t per_slot = scratch_.staging->elements().count() / std::ssize(slots_);
+    const std::int64_t element = static_cast<std::int64_t>(slot.index) * per_slot + offset;
+    return scratch_.staging->data() + element * size_of(buffer_->dtype());
+  }
+  [[nodiscard]] float* accumulator(const Slot& slot) const {
+    const std::int64_t per_slot = scratch_.accumulator->elements().count() / std::ssize(slots_);
+    return scratch_.accumulator->floats().data() + static_cast<std::int64_t>(slot.index) * per_slot;
+  }
+
+  Schedule schedule_;
+  ScheduleScratch scratch_;
+  BufferRef buffer_;
+  Transport& transport_;
+  int first_tag_;
+  std::vector<Slot> slots_;
+  std::size_t next_ = 0;
+};
+
+class ScheduledCommunicator final : public Communicator {
+ public:
+  ScheduledCommunicator(std::unique_ptr<Transport> transport, ProgressEngine& engine, Memory& memory,
+                        Algorithm algorithm)
+      : transport_(std::move(transport)),
+        engine_(engine),
+        memory_(memory),
+        algorithm_(algorithm),
+        queue_(engine.add_queue()) {}
+
+  [[nodiscard]] int rank() const override { return transport_->rank(); }
+  [[nodiscard]] int size() const override { return transport_->size(); }
+
+  Pending start(Collective collective, BufferRef buffer) override {
+    ScheduleRequest request{.collective = collective,
+                            .algorithm = algorithm_,
+                            .dtype = buffer->dtype(),
+                            .size = buffer->elements(),
+                            .ranks = size(),
+                            .rank = rank()};
+    SHARDBENCH_ASSERT(collective == Collective::all_reduce || request.size.count() % size() == 0);
+    request.algorithm = resolve(algorithm_, request);
+    Schedule schedule = make_schedule(request);
+    const Bytes sent = bytes_of(request.dtype, schedule.sent());
+    ScheduleScratch scratch =
+        allocate_scratch(schedule, request.dtype, memory_, buffer->holds_values() ? Backing::memory : Backing::aliased);
+    const int tag = next_tag_;
+    next_tag_ = static_cast<int>((static_cast<std::size_t>(next_tag_) + schedule.chains.size()) % tag_limit);
+    auto operation = std::make_shared<ScheduledOperation>(std::move(schedule), std::move(scratch), std::move(buffer),
+                                                          *transport_, tag);
+    engine_.submit(queue_, operation);
+    return std::make_unique<EnginePending>(engine_, std::move(operation),
+                                           EnginePending::Facts{.algorithm = request.algorithm, .sent = sent});
+  }
+
+ private:
+  std::unique_ptr<Transport> transport_;
+  ProgressEngine& engine_;
+  Memory& memory_;
+  Algorithm algorithm_;
+  ProgressEngine::QueueId queue_;
+  int next_tag_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_scheduled_communicator(std::unique_ptr<Transport> transport, ProgressEngine& engine,
+                                                          Memory& memory, Algorithm algorithm) {
+  return std::make_unique<ScheduledCommunicator>(std::move(transport), engine, memory, algorithm);
+}
+
+}  // namespace shardbench

@@ -1,0 +1,110 @@
+// Tracked memory: every tensor-sized allocation belongs to a category and is counted while it lives.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "src/units.hpp"
+
+namespace shardbench {
+
+/// What a byte is for. The first seven are tracked; the process_* ones are sampled from the system.
+enum class Category {
+  parameters,
+  gradients,
+  optimizer,
+  gathered_parameters,
+  reduce_buffers,
+  activations,
+  workspace,
+};
+constexpr std::size_t category_count = 7;
+std::string_view name_of(Category category);
+
+/// Current and peak tracked bytes of one rank, by category and in total.
+class MemoryTracker {
+ public:
+  using Observer = std::function<void(Category, Bytes)>;
+
+  /// `observer` hears a category's current bytes after each change (the memory trace); may be empty.
+  void observe(Observer observer) { observer_ = std::move(observer); }
+
+  void add(Category category, Bytes change);
+  [[nodiscard]] Bytes current(Category category) const { return current_[index(category)]; }
+  [[nodiscard]] Bytes peak(Category category) const { return peak_[index(category)]; }
+  [[nodiscard]] Bytes total() const { return total_; }
+  [[nodiscard]] Bytes total_peak() const { return total_peak_; }
+  /// Forgets past peaks: peaks then describe what follows, from the present level on.
+  void restart_peaks();
+
+ private:
+  static std::size_t index(Category category) { return static_cast<std::size_t>(category); }
+
+  std::array<Bytes, category_count> current_{};
+  std::array<Bytes, category_count> peak_{};
+  Bytes total_;
+  Bytes total_peak_;
+  Observer observer_;
+};
+
+/// What stands behind a buffer's bytes.
+enum class Backing {
+  memory,   ///< real memory of its own
+  aliased,  ///< an address range of the true size whose pages all alias one small arena; contents are meaningless
+  none,     ///< accounted for only; data() is null
+};
+
+class Memory;
+
+/// A typed, tracked, move-only allocation; released and uncounted on destruction.
+class Buffer {
+ public:
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer();
+
+  [[nodiscard]] DType dtype() const { return dtype_; }
+  [[nodiscard]] Elements elements() const { return elements_; }
+  [[nodiscard]] Bytes bytes() const { return bytes_of(dtype_, elements_); }
+  /// Null when the backing is `none`, never null otherwise (not even with zero elements).
+  [[nodiscard]] std::byte* data() const { return data_.get(); }
+  [[nodiscard]] bool holds_values() const { return backing_ == Backing::memory; }
+  /// The buffer as fp32 values; it must be real and fp32.
+  [[nodiscard]] std::span<float> floats() const;
+
+ private:
+  friend class Memory;
+  Buffer(std::shared_ptr<MemoryTracker> tracker, Category category, DType dtype, Elements elements, Backing backing,
+         std::shared_ptr<std::byte> data);
+
+  std::shared_ptr<MemoryTracker> tracker_;
+  Category category_;
+  DType dtype_;
+  Elements elements_;
+  Backing backing_;
+  std::shared_ptr<std::byte> data_;
+};
+
+/// Shared, because a pending collective pins its buffer until it completes.
+using BufferRef = std::shared_ptr<Buffer>;
+
+/// Allocates buffers of one rank.
+class Memory {
+ public:
+  Memory();
+
+  /// Contents of real memory are undefined. Throws RunError naming category and size when memory is short.
+  BufferRef allocate(Category category, DType dtype, Elements elements, Backing backing = Backing::memory);
+  [[nodiscard]] MemoryTracker& tracker() const { return *tracker_; }
+
+ private:
+  std::shared_ptr<MemoryTracker> tracker_;
+  std::shared_ptr<std::byte> arena_;
+  Bytes arena_size_;
+};
+
+}  // namespace shardbench

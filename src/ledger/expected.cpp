@@ -1,0 +1,233 @@
+#include "src/ledger/expected.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace shardbench {
+namespace {
+
+/// Bytes per element of each resting category (docs/ledger.md).
+struct BytesPerElement {
+  std::int64_t parameters;
+  std::int64_t gradients;
+  std::int64_t optimizer;
+};
+
+BytesPerElement bytes_per_element(const Options& options) {
+  if (options.param_dtype == DType::fp32) return {4, 4, 8};  // the parameter is the master
+  return {2, options.fp32_grad_accum == Fp32Accumulation::on ? 6 : 2, 12};
+}
+
+Elements count(std::span<const TensorInfo> tensors) {
+  Elements sum;
+  for (const TensorInfo& t : tensors) sum += t.elements();
+  return sum;
+}
+
+double share(int ranks) { return static_cast<double>(ranks - 1) / static_cast<double>(ranks); }
+
+ExpectedLedger static_part(const Options& options, Elements held, Elements psi, int shards) {
+  const BytesPerElement per = bytes_per_element(options);
+  ExpectedLedger ledger;
+  ledger.parameters = Bytes(per.parameters * held.count());
+  ledger.gradients = Bytes(per.gradients * held.count());
+  ledger.optimizer = Bytes(per.optimizer * held.count());
+  const std::int64_t all = per.parameters + per.gradients + per.optimizer;
+  ledger.textbook_static_bytes = static_cast<double>(all * psi.count()) / shards;
+  return ledger;
+}
+
+/// S(n-1)/n, twice that for an all-reduce: what the algorithm-independent definition says a rank must send.
+double volume(Collective collective, double size, int group_size) {
+  return (collective == Collective::all_reduce ? 2.0 : 1.0) * size * share(group_size);
+}
+
+/// Sums over the expected or measured collectives that one ledger row covers.
+struct Sums {
+  std::int64_t count = 0;
+  std::int64_t size = 0;
+  double elements = 0.0;
+  double bytes = 0.0;
+
+  void add(Collective collective, DType dtype, int group_size, std::int64_t calls, Elements s) {
+    count += calls;
+    size += s.count();
+    elements += volume(collective, static_cast<double>(s.count()), group_size);
+    bytes += volume(collective, static_cast<double>(bytes_of(dtype, s).count()), group_size);
+  }
+};
+
+struct Comparison {
+  Sums expected;
+  Sums padding;
+  Sums measured;
+};
+
+/// Collects what `covers` selects on both sides.
+template <class Covers>
+Comparison compare(const ExpectedLedger& expected, const StepTotals& totals, Covers covers) {
+  Comparison c;
+  for (const ExpectedCollective& e : expected.collectives) {
+    if (!covers(e.axis, e.collective, e.phase)) continue;
+    c.expected.add(e.collective, e.dtype, e.group_size, e.count, e.size);
+    c.padding.add(e.collective, e.dtype, e.group_size, 0, e.padding);
+  }
+  for (const auto& [key, t] : totals) {
+    const auto& [axis, collective, phase] = key;
+    if (!covers(axis, collective, phase)) continue;
+    c.measured.count += t.count;
+    c.measured.size += t.size.count();
+    c.measured.elements += volume(collective, static_cast<double>(t.size.count()), t.group_size);
+    c.measured.bytes += volume(collective, static_cast<double>(t.bytes.count()), t.group_size);
+  }
+  return c;
+}
+
+class Rows {
+ public:
+  void add(Axis axis, std::string quantity, double expected, double measured, double padding, std::string unit) {
+    rows_.push_back({axis, std::move(quantity), expected, measured, padding, std::move(unit)});
+  }
+  void count_and_size(Axis axis, const std::string& name, const Comparison& c) {
+    add(axis, name + "_count", static_cast<double>(c.expected.count), static_cast<double>(c.measured.count), 0.0,
+        "count");
+    add(axis, name + "_size", static_cast<double>(c.expected.size), static_cast<double>(c.measured.size),
+        static_cast<double>(c.padding.size), "elements");
+  }
+  std::vector<LedgerRow> take() { return std::move(rows_); }
+
+ private:
+  std::vector<LedgerRow> rows_;
+};
+
+}  // namespace
+
+ExpectedLedger expected_ddp(const Options& options, std::span<const TensorInfo> tensors, std::int64_t buckets,
+                            int ranks) {
+  const Elements psi = count(tensors);
+  ExpectedLedger ledger = static_part(options, psi, psi, 1);
+  ledger.collectives.push_back({.axis = Axis::dp,
+                                .collective = Collective::all_reduce,
+                                .phase = Phase::backward,
+                                .dtype = options.reduce_dtype,
+                                .group_size = ranks,
+                                .count = buckets,
+                                .size = psi,
+                                .padding = Elements(0)});
+  ledger.textbook_volume_elements = 2.0 * static_cast<double>(psi.count()) * share(ranks);
+  return ledger;
+}
+
+ExpectedLedger expected_zero3(const Options& options, std::span<const TensorInfo> tensors, const Grouping& grouping,
+                              std::span<const GroupLayout> layouts, int rank) {
+  const Elements psi = count(tensors);
+  const int ranks = layouts.front().parts();
+  const std::int64_t accumulation = options.grad_accum;
+
+  Elements held;
+  Elements forward_padding;
+  Elements backward;
+  Elements backward_padding;
+  std::int64_t backward_gathers = 0;
+  for (std::size_t g = 0; g < layouts.size(); ++g) {
+    const GroupLayout& layout = layouts[g];
+    const Elements padding = layout.gathered() - layout.real();
+    held += total(layout.slices(rank));
+    forward_padding += padding;
+    const bool root = options.wrap == Wrap::root && g == 0;
+    const bool last = options.wrap == Wrap::blocks && g + 1 == layouts.size();
+    const bool kept = root || options.reshard == ReshardAfterForward::none ||
+                      (options.reshard == ReshardAfterForward::blocks && last);
+    if (kept) continue;
+    ++backward_gathers;
+    backward += layout.real();
+    backward_padding += padding;
+  }
+
+  ExpectedLedger ledger = static_part(options, held, psi, ranks);
+  const auto groups = static_cast<std::int64_t>(grouping.groups.size());
+  const auto expect = [&](Collective collective, Phase phase, DType dtype, std::int64_t calls, Elements size,
+                          Elements padding) {
+    ledger.collectives.push_back({.axis = Axis::dp,
+                                  .collective = collective,
+                                  .phase = phase,
+                                  .dtype = dtype,
+                                  .group_size = ranks,
+                                  .count = accumulation * calls,
+                                  .size = accumulation * size,
+                                  .padding = accumulation * padding});
+  };
+  expect(Collective::all_gather, Phase::forward, options.param_dtype, groups, psi, forward_padding);
+  expect(Collective::all_gather, Phase::backward, options.param_dtype, backward_gathers, backward, backward_padding);
+  expect(Collective::reduce_scatter, Phase::backward, options.reduce_dtype, groups, psi, forward_padding);
+  if (options.clip > 0.0)
+    ledger.collectives.push_back({.axis = Axis::world,
+                                  .collective = Collective::all_reduce,
+                                  .phase = Phase::optimizer,
+                                  .dtype = DType::fp32,
+                                  .group_size = ranks,
+                                  .count = 1,
+                                  .size = Elements(1),
+                                  .padding = Elements(0)});
+  ledger.textbook_volume_elements =
+      3.0 * static_cast<double>(accumulation) * static_cast<double>(psi.count()) * share(ranks);
+  return ledger;
+}
+
+std::vector<LedgerRow> ledger_rows(const ExpectedLedger& e, const StaticBytes& held, const StepTotals& totals) {
+  Rows rows;
+  const auto bytes = [&](const char* quantity, Bytes expected, Bytes measured) {
+    rows.add(Axis::world, quantity, static_cast<double>(expected.count()), static_cast<double>(measured.count()), 0.0,
+             "bytes");
+  };
+  bytes("parameters_bytes", e.parameters, held.parameters);
+  bytes("gradients_bytes", e.gradients, held.gradients);
+  bytes("optimizer_bytes", e.optimizer, held.optimizer);
+  const Bytes all = held.parameters + held.gradients + held.optimizer;
+  bytes("static_bytes", e.parameters + e.gradients + e.optimizer, all);
+  rows.add(Axis::world, "textbook_static_bytes", e.textbook_static_bytes, static_cast<double>(all.count()),
+           static_cast<double>(all.count()) - e.textbook_static_bytes, "bytes");
+
+  for (const Axis axis : {Axis::dp, Axis::world}) {
+    const auto on_axis = [axis](Collective kind) {
+      return [axis, kind](Axis a, Collective c, Phase) { return a == axis && c == kind; };
+    };
+    const auto all_of_axis = compare(e, totals, [axis](Axis a, Collective, Phase) { return a == axis; });
+    if (axis == Axis::world && all_of_axis.expected.count == 0 && all_of_axis.measured.count == 0) continue;
+    for (const Phase phase : {Phase::forward, Phase::backward, Phase::optimizer})
+      rows.count_and_size(axis, fmt::format("all_gather_{}", name_of(phase)),
+                          compare(e, totals, [axis, phase](Axis a, Collective c, Phase p) {
+                            return a == axis && c == Collective::all_gather && p == phase;
+                          }));
+    for (const Collective kind : {Collective::reduce_scatter, Collective::all_reduce})
+      rows.count_and_size(axis, std::string(name_of(kind)), compare(e, totals, on_axis(kind)));
+    for (const Collective kind : {Collective::all_gather, Collective::reduce_scatter, Collective::all_reduce}) {
+      const Comparison c = compare(e, totals, on_axis(kind));
+      rows.add(axis, fmt::format("{}_elements", name_of(kind)), c.expected.elements, c.measured.elements,
+               c.padding.elements, "elements");
+    }
+    rows.add(axis, "volume_elements", all_of_axis.expected.elements, all_of_axis.measured.elements,
+             all_of_axis.padding.elements, "elements");
+    rows.add(axis, "volume_bytes", all_of_axis.expected.bytes, all_of_axis.measured.bytes, all_of_axis.padding.bytes,
+             "bytes");
+    if (axis == Axis::dp)
+      rows.add(axis, "textbook_volume_elements", e.textbook_volume_elements, all_of_axis.measured.elements,
+               all_of_axis.measured.elements - e.textbook_volume_elements, "elements");
+  }
+  return rows.take();
+}
+
+const LedgerRow* first_mismatch(std::span<const LedgerRow> rows) {
+  for (const LedgerRow& row : rows) {
+    if (row.quantity.starts_with("textbook")) continue;
+    const double wanted = row.expected + row.padding;
+    // Only volumes carry a fraction (n-1)/n; counts, sizes and bytes held are whole and compare exactly.
+    const bool fractional = row.quantity.ends_with("_elements") || row.quantity == "volume_bytes";
+    if (std::abs(row.measured - wanted) > (fractional ? 1e-12 * std::max(1.0, wanted) : 0.0)) return &row;
+  }
+  return nullptr;
+}
+
+}  // namespace shardbench

@@ -1,0 +1,98 @@
+// The main of every scenario: parse, enter the world, run.
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/build_info.hpp"
+#include "src/comm/mpi/mpi_world.hpp"
+#include "src/options.hpp"
+#include "src/trace/trace_file.hpp"
+#include "src/train/plan.hpp"
+#include "src/train/run.hpp"
+
+namespace {
+
+using namespace shardbench;
+
+int exit_status(ExitCode code) { return static_cast<int>(code); }
+
+/// Before MPI starts only the launcher knows who is first; every process would print the same line.
+bool speaks_before_start() {
+  for (const char* name : {"PMI_RANK", "PMIX_RANK", "SLURM_PROCID"})
+    if (const char* rank = std::getenv(name)) return std::string_view(rank) == "0";
+  return true;
+}
+
+void say(const std::string& scenario, const std::exception& error) {
+  fmt::print(stderr, "{}: {}\n", scenario, error.what());
+}
+
+/// Unconnected copies that each believe to be the whole job are refused.
+void check_world_size(const Options& options, int size) {
+  if (options.ranks && *options.ranks != size)
+    throw UsageError(fmt::format("--ranks {} was expected, but the world has {} rank{}; is the launcher made for this "
+                                 "MPI library (mpiexec, or srun --mpi=pmi2)?",
+                                 *options.ranks, size, size == 1 ? "" : "s"));
+  const char* tasks = std::getenv("SLURM_NTASKS");
+  const bool has_launcher = std::getenv("PMI_RANK") != nullptr || std::getenv("PMI_FD") != nullptr ||
+                            std::getenv("PMIX_RANK") != nullptr;
+  if (!options.ranks && size == 1 && !has_launcher && tasks != nullptr && std::atoi(tasks) > 1)
+    throw UsageError(fmt::format("SLURM_NTASKS is {}, but this process is alone in its world of 1 rank; start it with "
+                                 "srun --mpi=pmi2 or mpiexec, or pass --ranks 1",
+                                 tasks));
+}
+
+int run(const ScenarioDefinition& definition, const Options& options, const std::string& command_line) {
+  Memory memory;
+  const auto world = make_mpi_world({.progress = options.progress, .algorithm = options.algorithm}, memory);
+  try {
+    check_world_size(options, world->size());
+    return exit_status(run_scenario(options, definition, *world, memory, command_line));
+  } catch (const UsageError& error) {  // thrown by every rank alike, like AgreedError
+    if (world->rank() == 0) say(definition.name, error);
+    return exit_status(ExitCode::usage);
+  } catch (const AgreedError& error) {
+    if (world->rank() == 0) say(definition.name, error);
+    return exit_status(ExitCode::run_failure);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}: rank {}: {}\n", definition.name, world->rank(), error.what());
+    world->abort(exit_status(ExitCode::run_failure));
+  }
+  return exit_status(ExitCode::run_failure);  // not reached
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const ScenarioDefinition definition = scenario_definition();
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  std::string command_line = argv[0];
+  for (const std::string& argument : arguments) command_line += " " + argument;
+  try {
+    const Options options = parse_options(definition.name, definition.options, arguments);
+    if (options.show_version) {
+      const BuildInfo build = build_info();
+      fmt::print("shardbench {} {} ({}{}, {})\nMPI: {}\nHDF5: {}\n", definition.name, build.version, build.git_commit,
+                 build.git_dirty ? ", modified" : "", build.build_type, mpi_library_version(), hdf5_version());
+      return exit_status(ExitCode::done);
+    }
+    if (options.plan) {
+      fmt::print("{}\n", plan_json(options, definition));
+      return exit_status(ExitCode::done);
+    }
+    return run(definition, options, command_line);
+  } catch (const HelpRequested& help) {
+    if (speaks_before_start()) fmt::print("{}", help.text);
+    return exit_status(ExitCode::done);
+  } catch (const UsageError& error) {
+    if (speaks_before_start()) say(definition.name, error);
+    return exit_status(ExitCode::usage);
+  } catch (const std::exception& error) {
+    say(definition.name, error);
+    return exit_status(ExitCode::run_failure);
+  }
+}

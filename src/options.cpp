@@ -1,0 +1,401 @@
+#include "src/options.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "src/errors.hpp"
+#include "src/model/initial_state.hpp"
+
+namespace shardbench {
+namespace {
+
+/// Pairs of a choice's name and its value, in the order that --help shows.
+template <class T>
+using Choices = std::vector<std::pair<std::string, T>>;
+
+const Choices<Compute> compute_choices = {{"real", Compute::real}, {"timed", Compute::timed}};
+const Choices<DType> dtype_choices = {{"bf16", DType::bf16}, {"fp32", DType::fp32}};
+const Choices<Layout> layout_choices = {{"per-parameter", Layout::per_parameter}, {"flat", Layout::flat}};
+const Choices<Wrap> wrap_choices = {{"blocks", Wrap::blocks}, {"root", Wrap::root}};
+const Choices<ReshardAfterForward> reshard_choices = {{"all", ReshardAfterForward::all},
+                                               {"blocks", ReshardAfterForward::blocks},
+                                               {"none", ReshardAfterForward::none}};
+const Choices<ReduceScatterWait> rs_wait_choices = {{"next", ReduceScatterWait::next}, {"end", ReduceScatterWait::end}};
+const Choices<Algorithm> algorithm_choices = {{"auto", Algorithm::automatic},
+                                       {"direct", Algorithm::direct},
+                                       {"ring", Algorithm::ring},
+                                       {"doubling", Algorithm::doubling},
+                                       {"native", Algorithm::native}};
+const Choices<Progress> progress_choices = {
+    {"none", Progress::none}, {"poll", Progress::poll}, {"thread", Progress::thread}};
+const Choices<Payload> payload_choices = {{"real", Payload::real}, {"phantom", Payload::phantom}};
+const Choices<TraceLevel> trace_choices = {
+    {"none", TraceLevel::none}, {"steps", TraceLevel::steps}, {"events", TraceLevel::events}};
+
+template <class T>
+std::string name_in(const Choices<T>& choices, T value) {
+  for (const auto& [name, candidate] : choices)
+    if (candidate == value) return name;
+  return "";
+}
+
+template <class T>
+std::string list_of(const Choices<T>& choices) {
+  std::string text;
+  for (const auto& [name, value] : choices) text += (text.empty() ? "" : "|") + name;
+  return text;
+}
+
+/// Edit distance with unit costs (Wagner & Fischer 1974), for "did you mean".
+std::size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t substitute = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitute});
+    }
+  }
+  return row.back();
+}
+
+/// Options of other scenarios, so that using one is explained instead of merely unknown.
+const std::vector<std::pair<std::string, std::string>>& options_elsewhere() {
+  static const std::vector<std::pair<std::string, std::string>> table = {
+      {"--layout", "zero3, mesh2d"},
+      {"--wrap", "zero3, mesh2d"},
+      {"--reshard-after-forward", "zero3, mesh2d"},
+      {"--prefetch", "zero3, mesh2d"},
+      {"--communicators", "zero1, zero2, zero3, mesh2d"},
+      {"--rs-wait", "zero1, zero2, zero3, mesh2d"},
+      {"--bucket-mb", "ddp, zero1, zero2"},
+      {"--param-gather", "zero1, zero2"},
+      {"--dp", "mesh2d"},
+      {"--tp", "mesh2d"},
+      {"--sequence-parallel", "mesh2d"},
+  };
+  return table;
+}
+
+/// Declares options on a CLI11 app and keeps the text values that are converted after parsing.
+class Parser {
+ public:
+  Parser(const std::string& scenario, const std::set<OptionFamily>& families) : app_("shardbench: " + scenario) {
+    options_.scenario = scenario;
+    app_.allow_extras();
+    app_.set_help_flag();  // handled by parse(), whose caller owns the output
+    app_.add_flag("-h,--help", help_, "this text");
+    app_.add_flag("--version", options_.show_version, "versions of shardbench and its libraries, then exit");
+    add_model();
+    add_training();
+    add_compute();
+    if (families.contains(OptionFamily::gather_groups)) add_gather_groups();
+    if (families.contains(OptionFamily::ordered_collectives)) add_ordered_collectives();
+    if (families.contains(OptionFamily::buckets))
+      bucket_ = app_.add_option("--bucket-mb", options_.bucket_mb, "bucket cap, MiB of the reduce dtype")
+                    ->check(CLI::Range(1, 1 << 20))
+                    ->capture_default_str();
+    add_communication();
+    add_output();
+  }
+
+  Options parse(std::vector<std::string> arguments) {
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes a vector from its back
+    try {
+      app_.parse(arguments);
+    } catch (const CLI::ParseError& error) {
+      throw UsageError(fmt::format("{}; see --help", error.what()));
+    }
+    if (help_) throw HelpRequested{app_.help()};
+    for (const std::string& extra : app_.remaining()) refuse(extra);
+    finish();
+    return options_;
+  }
+
+ private:
+  template <class T>
+  void add_choice(const std::string& flags, T& value, const Choices<T>& choices, const std::string& help) {
+    const auto convert = [&value, &choices, flags](const std::string& text) {
+      for (const auto& [name, candidate] : choices)
+        if (name == text) {
+          value = candidate;
+          return true;
+        }
+      throw CLI::ValidationError(fmt::format("{} {} is not one of {}", flags, text, list_of(choices)));
+    };
+    app_.add_option_function<std::string>(
+            flags, [convert](const std::string& text) { convert(text); }, fmt::format("{}: {}", list_of(choices), help))
+        ->default_str(name_in(choices, value));
+  }
+
+  void add_model() {
+    app_.add_option("--model", options_.model, "preset: tiny 25m 124m 1b 7b 8b 70b 405b")->capture_default_str();
+    app_.add_option("--layers", layers_, "override: blocks");
+    app_.add_option("--hidden", hidden_, "override: width of the residual stream");
+    app_.add_option("--heads", heads_, "override: query heads");
+    app_.add_option("--kv-heads", kv_heads_, "override: key/value heads");
+    app_.add_option("--ffn", ffn_, "override: width of the feed-forward layer");
+    app_.add_option("--vocab", vocab_, "override: vocabulary size");
+    app_.add_option("--seq", seq_, "override: tokens per sequence");
+    app_.add_flag("--tied", tied_, "override: the head is the embedding");
+    app_.add_flag("--untied", untied_, "override: the head has a tensor of its own");
+  }
+
+  void add_training() {
+    const CLI::Range positive(std::int64_t{1}, sequence_limit - 1);
+    app_.add_option("--micro-batch", options_.micro_batch, "sequences per micro-batch and rank")
+        ->check(positive)
+        ->capture_default_str();
+    accum_ = app_.add_option("--grad-accum", options_.grad_accum, "micro-batches per optimizer step")
+                 ->check(positive)
+                 ->capture_default_str();
+    app_.add_option("--global-batch", options_.global_batch, "sequences per optimizer step; derives --grad-accum")
+        ->check(positive)
+        ->excludes(accum_);
+    app_.add_option("-n,--steps", options_.steps, "timed optimizer steps")
+        ->check(CLI::Range(1, static_cast<int>(step_limit)))
+        ->capture_default_str();
+    app_.add_option("-w,--warmup", options_.warmup, "warm-up optimizer steps")
+        ->check(CLI::Range(0, static_cast<int>(step_limit)))
+        ->capture_default_str();
+    app_.add_option("--window", options_.window, "steps that run back to back between trace flushes")
+        ->check(CLI::Range(1, static_cast<int>(step_limit)))
+        ->capture_default_str();
+    add_choice("--param-dtype", options_.param_dtype, dtype_choices, "storage of parameters and resting gradients");
+    add_choice("--reduce-dtype", options_.reduce_dtype, dtype_choices, "gradients on the wire");
+    app_.add_flag("--fp32-grad-accum", fp32_grad_accum_, "accumulate gradients in fp32 beside the resting ones");
+    app_.add_option("--clip", options_.clip, "clip gradients to this global norm; 0 = off")
+        ->check(CLI::Range(0.0, 1e30))
+        ->capture_default_str();
+    app_.add_option("--seed", options_.seed, "of parameters and data, below 65536")
+        ->check(CLI::Range(std::int64_t{0}, seed_limit - 1))
+        ->capture_default_str();
+    app_.add_flag("-c,--check", check_, "compare gradients and masters with an unsharded reference");
+    app_.add_option("--recompute", recompute_, "none")->capture_default_str();
+  }
+
+  void add_compute() {
+    add_choice("--compute", options_.compute, compute_choices, "a transformer step, or sleeps of the same length");
+    app_.add_option("--flops", options_.flops, "with timed: sustained FLOP/s to imitate")
+        ->check(CLI::Range(1.0, 1e30));
+    app_.add_option("--calibration", options_.calibration_file, "with timed: seconds per layer kind (JSON)");
+    app_.add_option("--threads", options_.threads, "OpenMP threads per rank; 0 = allowed CPUs / ranks on the host")
+        ->check(CLI::Range(0, 4096))
+        ->capture_default_str();
+  }
+
+  void add_gather_groups() {
+    add_choice("--layout", options_.layout, layout_choices, "FSDP2 or FSDP1 style shards");
+    add_choice("--wrap", options_.wrap, wrap_choices, "gather groups; tied weights need root");
+    wrap_ = app_.get_option("--wrap");
+    add_choice("--reshard-after-forward", options_.reshard, reshard_choices, "groups freed after forward");
+    app_.add_option("--prefetch", prefetch_, "groups gathered ahead: F[,B]; 0 = off")->capture_default_str();
+  }
+
+  void add_ordered_collectives() {
+    app_.add_option("--communicators", options_.communicators,
+                    "all-gathers and reduce-scatters in one order, or in two")
+        ->check(CLI::Range(1, 2))
+        ->capture_default_str();
+    add_choice("--rs-wait", options_.rs_wait, rs_wait_choices, "wait for a reduce-scatter before the next, or at the end");
+  }
+
+  void add_communication() {
+    add_choice("--algorithm", options_.algorithm, algorithm_choices, "our schedules, or the library's collectives");
+    add_choice("--progress", options_.progress, progress_choices, "how pending collectives advance");
+    add_choice("--payload", options_.payload, payload_choices, "phantom: true sizes, no contents (with timed)");
+    app_.add_option("--backend", backend_, "mpi")->capture_default_str();
+    app_.add_option("--ranks", options_.ranks, "the world size expected (or, with --plan, planned for)")
+        ->check(CLI::Range(1, 1 << 24));
+  }
+
+  void add_output() {
+    add_choice("--trace", options_.trace, trace_choices, "how much is kept");
+    app_.add_flag("--plan", options_.plan, "print one step's events, ledger and memory as JSON; runs nothing");
+    rank_ = app_.add_option("--rank", options_.plan_rank, "with --plan: whose")->check(CLI::Range(0, 1 << 24));
+    app_.add_option("-o,--output", options_.output, "HDF5 file; default <scenario>_n<N>_<time>_<job>.h5");
+    app_.add_flag("--overwrite", overwrite_, "replace an existing output file");
+  }
+
+  [[noreturn]] void refuse(const std::string& argument) {
+    const std::string name = argument.substr(0, argument.find('='));
+    if (name.empty() || name[0] != '-')
+      throw UsageError(fmt::format("unexpected argument '{}': options start with --; see --help", argument));
+    for (const auto& [option, scenarios] : options_elsewhere())
+      if (option == name)
+        throw UsageError(fmt::format("{} is not an option of {} (it belongs to {}); leave it out", name,
+                                     options_.scenario, scenarios));
+    std::string nearest;
+    std::size_t best = std::string::npos;
+    for (const CLI::Option* option : app_.get_options())
+      for (const std::string& long_name : option->get_lnames()) {
+        const std::size_t distance = edit_distance(name, "--" + long_name);
+        if (distance < best) {
+          best = distance;
+          nearest = "--" + long_name;
+        }
+      }
+    throw UsageError(fmt::format("unknown option {}: did you mean {}? see --help", name, nearest));
+  }
+
+  void finish() {
+    finish_model();
+    if (recompute_ != "none") unsupported("--recompute " + recompute_, "none");
+    if (backend_ != "mpi") throw UsageError(fmt::format("--backend {} is not built in; use --backend mpi", backend_));
+    if (overwrite_) options_.existing_file = ExistingFile::overwrite;
+    if (check_) options_.check = Check::on;
+    if (fp32_grad_accum_) options_.fp32_grad_accum = Fp32Accumulation::on;
+    options_.bucket_mb_given = bucket_ != nullptr && bucket_->count() > 0;
+    finish_prefetch();
+
+    if (options_.fp32_grad_accum == Fp32Accumulation::on && options_.param_dtype == DType::fp32)
+      throw UsageError("--fp32-grad-accum with --param-dtype fp32 would keep the same sum twice; leave one out");
+    const bool timed = options_.compute == Compute::timed;
+    const int rates = (options_.flops ? 1 : 0) + (options_.calibration_file.empty() ? 0 : 1);
+    if (timed && rates != 1)
+      throw UsageError("--compute timed needs to know how long: pass either --flops F or --calibration FILE");
+    if (!timed && rates != 0)
+      throw UsageError("--flops and --calibration describe imitated compute; add --compute timed");
+    if (options_.payload == Payload::phantom && !timed)
+      throw UsageError("--payload phantom has no contents to compute with; add --compute timed");
+    if (options_.check == Check::on && timed)
+      throw UsageError("--check compares numbers, which --compute timed does not produce; leave one out");
+    if (options_.plan && options_.plan_rank >= options_.ranks.value_or(1))
+      throw UsageError(fmt::format("--rank {} does not exist among --ranks {}; ranks count from 0", options_.plan_rank,
+                                   options_.ranks.value_or(1)));
+    if (!options_.plan && rank_->count() > 0)
+      throw UsageError("--rank says whose plan to print; add --plan, or leave it out");
+    const std::int64_t all_steps = std::int64_t{options_.steps} + options_.warmup;
+    if (all_steps > step_limit)
+      throw UsageError(fmt::format("--warmup + --steps is {}, but steps enter the data's hash below {}; run fewer",
+                                   all_steps, step_limit));
+  }
+
+  void finish_model() {
+    const auto preset = find_preset(options_.model);
+    if (!preset) {
+      std::string names;
+      for (const ModelPreset& p : model_presets()) names += fmt::format(" {}", p.name);
+      throw UsageError(fmt::format("--model {} is unknown; presets:{}", options_.model, names));
+    }
+    if (tied_ && untied_) throw UsageError("--tied and --untied contradict each other; pass one");
+    ModelDims& d = options_.dims = *preset;
+    d.layers = layers_.value_or(d.layers);
+    d.hidden = hidden_.value_or(d.hidden);
+    d.heads = heads_.value_or(d.heads);
+    d.kv_heads = kv_heads_.value_or(d.kv_heads);
+    d.ffn = ffn_.value_or(d.ffn);
+    d.vocab = vocab_.value_or(d.vocab);
+    d.seq = seq_.value_or(d.seq);
+    if (tied_) d.head = Head::tied;
+    if (untied_) d.head = Head::own;
+    validate(d);
+    if (d.head == Head::tied) {
+      if (wrap_ != nullptr && wrap_->count() > 0 && options_.wrap == Wrap::blocks)
+        throw UsageError("--wrap blocks would put the tied embedding into two groups; use --wrap root or --untied");
+      options_.wrap = Wrap::root;
+    }
+  }
+
+  void finish_prefetch() {
+    const auto number = [&](const std::string& text) {
+      if (text.empty() || text.size() > 6 || !std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; }))
+        throw UsageError(fmt::format("--prefetch {} is not F or F,B with whole numbers from 0", prefetch_));
+      return std::stoi(text);
+    };
+    const std::size_t comma = prefetch_.find(',');
+    options_.prefetch.forward = number(prefetch_.substr(0, comma));
+    options_.prefetch.backward =
+        comma == std::string::npos ? options_.prefetch.forward : number(prefetch_.substr(comma + 1));
+  }
+
+  [[noreturn]] static void unsupported(const std::string& what, const std::string& instead) {
+    throw UsageError(fmt::format("{} is not supported by this version; use {}", what, instead));
+  }
+
+  CLI::App app_;
+  Options options_;
+  std::optional<std::int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_, seq_;
+  std::string prefetch_ = "1";
+  std::string recompute_ = "none";
+  std::string backend_ = "mpi";
+  CLI::Option* wrap_ = nullptr;
+  CLI::Option* bucket_ = nullptr;
+  CLI::Option* accum_ = nullptr;
+  CLI::Option* rank_ = nullptr;
+  bool help_ = false;
+  bool tied_ = false;
+  bool untied_ = false;
+  bool fp32_grad_accum_ = false;
+  bool check_ = false;
+  bool overwrite_ = false;
+};
+
+}  // namespace
+
+Options parse_options(const std::string& scenario, const std::set<OptionFamily>& families,
+                      const std::vector<std::string>& arguments) {
+  return Parser(scenario, families).parse(arguments);
+}
+
+std::string options_json(const Options& o) {
+  nlohmann::ordered_json json = {
+      {"scenario", o.scenario},
+      {"model", o.model},
+      {"micro-batch", o.micro_batch},
+      {"grad-accum", o.grad_accum},
+      {"global-batch", o.global_batch ? nlohmann::ordered_json(*o.global_batch) : nlohmann::ordered_json(nullptr)},
+      {"steps", o.steps},
+      {"warmup", o.warmup},
+      {"window", o.window},
+      {"compute", name_in(compute_choices, o.compute)},
+      {"flops", o.flops ? nlohmann::ordered_json(*o.flops) : nlohmann::ordered_json(nullptr)},
+      {"calibration", o.calibration_file},
+      {"param-dtype", name_of(o.param_dtype)},
+      {"reduce-dtype", name_of(o.reduce_dtype)},
+      {"fp32-grad-accum", o.fp32_grad_accum == Fp32Accumulation::on},
+      {"clip", o.clip},
+      {"recompute", "none"},
+      {"layout", name_in(layout_choices, o.layout)},
+      {"wrap", name_in(wrap_choices, o.wrap)},
+      {"reshard-after-forward", name_in(reshard_choices, o.reshard)},
+      {"prefetch", fmt::format("{},{}", o.prefetch.forward, o.prefetch.backward)},
+      {"communicators", o.communicators},
+      {"rs-wait", name_in(rs_wait_choices, o.rs_wait)},
+      {"bucket-mb", o.bucket_mb},
+      {"algorithm", name_of(o.algorithm)},
+      {"progress", name_in(progress_choices, o.progress)},
+      {"payload", name_in(payload_choices, o.payload)},
+      {"backend", "mpi"},
+      {"threads", o.threads},
+      {"seed", o.seed},
+      {"check", o.check == Check::on},
+      {"trace", name_in(trace_choices, o.trace)},
+  };
+  return json.dump();
+}
+
+void resolve_batch(Options& options, int dp) {
+  const std::int64_t per_micro = options.micro_batch * dp;
+  if (options.global_batch) {
+    if (*options.global_batch % per_micro != 0)
+      throw UsageError(fmt::format("--global-batch {} is not a multiple of --micro-batch {} x {} data-parallel ranks; "
+                                   "choose a multiple of {}",
+                                   *options.global_batch, options.micro_batch, dp, per_micro));
+    options.grad_accum = *options.global_batch / per_micro;
+  }
+  const std::int64_t sequences = per_micro * options.grad_accum;
+  if (sequences >= sequence_limit)
+    throw UsageError(fmt::format("the global batch would be {} sequences, but sequences enter the data's hash below "
+                                 "{}; use a smaller --micro-batch or --grad-accum",
+                                 sequences, sequence_limit));
+}
+
+}  // namespace shardbench

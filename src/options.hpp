@@ -1,0 +1,102 @@
+// The options of the five scenarios, parsed and checked before anything starts.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "src/comm/communicator.hpp"
+#include "src/comm/world.hpp"
+#include "src/model/dimensions.hpp"
+#include "src/shard/layout.hpp"
+#include "src/trace/recorder.hpp"
+
+namespace shardbench {
+
+/// Options that only some scenarios have. Each scenario names the families it accepts.
+enum class OptionFamily {
+  gather_groups,        ///< --layout --wrap --reshard-after-forward --prefetch
+  ordered_collectives,  ///< --communicators --rs-wait
+  buckets,              ///< --bucket-mb
+};
+
+enum class Compute { real, timed };
+enum class Payload { real, phantom };
+enum class ReshardAfterForward { all, blocks, none };
+enum class ReduceScatterWait { next, end };
+enum class Fp32Accumulation { off, on };
+enum class Check { off, on };
+enum class ExistingFile { refuse, overwrite };
+
+/// How many groups are gathered ahead of the one in use.
+struct Prefetch {
+  int forward = 1;
+  int backward = 1;
+};
+
+struct Options {
+  std::string scenario;
+  std::string model = "tiny";
+  ModelDims dims;
+
+  std::int64_t micro_batch = 1;
+  std::int64_t grad_accum = 1;
+  std::optional<std::int64_t> global_batch;
+
+  int steps = 10;
+  int warmup = 2;
+  int window = 10;
+
+  Compute compute = Compute::real;
+  std::optional<double> flops;
+  std::string calibration_file;
+
+  DType param_dtype = DType::bf16;
+  DType reduce_dtype = DType::fp32;
+  Fp32Accumulation fp32_grad_accum = Fp32Accumulation::off;
+  double clip = 0.0;
+
+  Layout layout = Layout::per_parameter;
+  Wrap wrap = Wrap::blocks;
+  ReshardAfterForward reshard = ReshardAfterForward::all;
+  Prefetch prefetch;
+  int communicators = 1;
+  ReduceScatterWait rs_wait = ReduceScatterWait::next;
+  std::int64_t bucket_mb = 25;
+  bool bucket_mb_given = false;  ///< with the default cap DDP's first bucket is 1 MiB
+
+  Algorithm algorithm = Algorithm::automatic;
+  Progress progress = Progress::poll;
+  Payload payload = Payload::real;
+  int threads = 0;  ///< 0: allowed CPUs / ranks on the host
+  std::uint64_t seed = 1;
+  Check check = Check::off;
+  TraceLevel trace = TraceLevel::events;
+
+  bool plan = false;
+  int plan_rank = 0;
+  std::string output;
+  ExistingFile existing_file = ExistingFile::refuse;
+  std::optional<int> ranks;
+  bool show_version = false;
+};
+
+/// What --help prints is thrown, so that main has one way out.
+struct HelpRequested {
+  std::string text;
+};
+
+/// Parses the command line of a scenario that accepts `families`. Throws UsageError or HelpRequested.
+Options parse_options(const std::string& scenario, const std::set<OptionFamily>& families,
+                      const std::vector<std::string>& arguments);
+
+/// Every effective option under its long name, as JSON text (an object).
+std::string options_json(const Options& options);
+
+/// Fits grad_accum to --global-batch for `dp` data-parallel ranks; throws UsageError where it does not divide or
+/// exceeds the token hash's fields.
+void resolve_batch(Options& options, int dp);
+
+}  // namespace shardbench

@@ -1,0 +1,157 @@
+#include "src/trace/recorder.hpp"
+
+#include <utility>
+
+#include "src/errors.hpp"
+
+namespace shardbench {
+
+std::string_view name_of(Phase phase) {
+  constexpr std::array<std::string_view, 3> names = {"forward", "backward", "optimizer"};
+  return names[static_cast<std::size_t>(phase)];
+}
+std::string_view name_of(EventKind kind) {
+  constexpr std::array<std::string_view, 7> names = {"compute", "all_reduce", "reduce_scatter", "all_gather",
+                                                     "copy_in", "copy_out",   "wait"};
+  return names[static_cast<std::size_t>(kind)];
+}
+std::string_view name_of(Stream stream) { return stream == Stream::compute ? "compute" : "comm"; }
+std::string_view name_of(Axis axis) {
+  constexpr std::array<std::string_view, 4> names = {"none", "world", "dp", "tp"};
+  return names[static_cast<std::size_t>(axis)];
+}
+
+EventKind kind_of(Collective collective) {
+  switch (collective) {
+    case Collective::all_reduce:
+      return EventKind::all_reduce;
+    case Collective::reduce_scatter:
+      return EventKind::reduce_scatter;
+    case Collective::all_gather:
+      return EventKind::all_gather;
+  }
+  return EventKind::all_reduce;
+}
+
+Recorder::Recorder(const World& world, MemoryTracker& tracker, TraceLevel level)
+    : world_(world), tracker_(tracker), level_(level) {
+  if (level_ == TraceLevel::events)
+    tracker_.observe([this](Category category, Bytes bytes) {
+      memory_.push_back({step_.step, category, world_.now(), bytes.count()});
+    });
+}
+
+Recorder::~Recorder() { tracker_.observe({}); }
+
+void Recorder::begin_step(int step, bool warmup) {
+  step_ = StepRecord{.step = step, .warmup = warmup ? 1 : 0, .start_s = now()};
+  totals_.clear();
+}
+
+StepRecord& Recorder::end_step(std::int64_t tokens) {
+  SHARDBENCH_ASSERT(in_flight_.empty());  // a step waits for all that it issued
+  step_.step_s = now() - step_.start_s;
+  step_.exposed_s =
+      step_.exposed_ag_forward_s + step_.exposed_ag_backward_s + step_.exposed_rs_s + step_.exposed_ar_s;
+  step_.other_s = step_.step_s - step_.compute_s - step_.exposed_s - step_.optimizer_s;
+  step_.tokens = tokens;
+  return steps_.emplace_back(step_);
+}
+
+void Recorder::enter(Phase phase, int micro) {
+  phase_ = phase;
+  micro_ = micro;
+}
+
+Recorder::Span::Span(Recorder& recorder, EventKind kind, Subject subject)
+    : recorder_(recorder), kind_(kind), subject_(subject), start_s_(recorder.now()) {}
+
+Recorder::Span::~Span() {
+  const double end_s = recorder_.now();
+  recorder_.add(kind_, end_s - start_s_);
+  if (recorder_.level_ != TraceLevel::events) return;
+  Event event;
+  event.step = recorder_.step_.step;
+  event.micro = recorder_.micro_;
+  event.subject = subject_;
+  event.phase = recorder_.phase_;
+  event.kind = kind_;
+  event.issue_s = start_s_;
+  event.start_s = start_s_;
+  event.end_s = end_s;
+  recorder_.events_.push_back(event);
+}
+
+void Recorder::add(EventKind kind, double seconds) {
+  // Copies are neither compute nor communication: they stay in other_s, except within the optimizer.
+  if (kind != EventKind::compute) return;
+  (phase_ == Phase::optimizer ? step_.optimizer_s : step_.compute_s) += seconds;
+}
+
+std::size_t Recorder::collective_issued(Subject subject, const CollectiveFacts& facts, double issue_s) {
+  CollectiveTotals& totals = totals_[{facts.axis, facts.collective, phase_}];
+  ++totals.count;
+  totals.size += facts.size;
+  totals.bytes += bytes_of(facts.dtype, facts.size);
+  totals.group_size = facts.group_size;
+
+  Event event;
+  event.step = step_.step;
+  event.micro = micro_;
+  event.subject = subject;
+  event.phase = phase_;
+  event.kind = kind_of(facts.collective);
+  event.stream = Stream::comm;
+  event.is_collective = true;
+  event.facts = facts;
+  event.issue_s = issue_s;
+  in_flight_.emplace(next_id_, InFlightEvent{event, events_.size()});
+  if (level_ == TraceLevel::events) events_.push_back(event);
+  return next_id_++;
+}
+
+void Recorder::collective_done(std::size_t id, const CompletedWait& times) {
+  auto node = in_flight_.extract(id);
+  SHARDBENCH_ASSERT(!node.empty());
+  Event event = node.mapped().event;
+  event.start_s = times.start_s;
+  event.end_s = times.end_s;
+  event.wait_s = times.wait_end_s - times.wait_start_s;
+  add_exposed(event, event.wait_s);
+  if (level_ != TraceLevel::events) return;
+  events_[node.mapped().position] = event;
+
+  event.phase = phase_;
+  event.micro = micro_;
+  event.kind = EventKind::wait;
+  event.stream = Stream::compute;
+  event.facts.sent_bytes = 0;
+  event.issue_s = times.wait_start_s;
+  event.start_s = times.wait_start_s;
+  event.end_s = times.wait_end_s;
+  event.wait_s = 0.0;
+  events_.push_back(event);
+}
+
+void Recorder::add_exposed(const Event& event, double seconds) {
+  switch (event.facts.collective) {
+    case Collective::all_reduce:
+      step_.exposed_ar_s += seconds;
+      break;
+    case Collective::reduce_scatter:
+      step_.exposed_rs_s += seconds;
+      break;
+    case Collective::all_gather:
+      (event.phase == Phase::backward ? step_.exposed_ag_backward_s : step_.exposed_ag_forward_s) += seconds;
+      break;
+  }
+}
+
+void Recorder::clear() {
+  SHARDBENCH_ASSERT(in_flight_.empty());
+  events_.clear();
+  steps_.clear();
+  memory_.clear();
+}
+
+}  // namespace shardbench

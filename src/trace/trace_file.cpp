@@ -1,0 +1,532 @@
+#include "src/trace/trace_file.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <hdf5.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "src/errors.hpp"
+
+namespace shardbench {
+namespace {
+
+constexpr hsize_t chunk_rows = 4096;  // an events chunk of 0.8 MB: large enough to compress, below HDF5's 1 MiB cache
+constexpr unsigned deflate_level = 1;      // columns repeat; higher levels cost time without gaining size
+
+/// Owns any HDF5 identifier.
+class Id {
+ public:
+  Id() = default;
+  Id(hid_t id, herr_t (*close)(hid_t), const char* what) : id_(id), close_(close) {
+    if (id < 0) throw RunError(fmt::format("HDF5: {} failed", what));
+  }
+  Id(Id&& other) noexcept : id_(std::exchange(other.id_, -1)), close_(other.close_) {}
+  Id& operator=(Id&& other) noexcept {
+    std::swap(id_, other.id_);
+    std::swap(close_, other.close_);
+    return *this;
+  }
+  Id(const Id&) = delete;
+  Id& operator=(const Id&) = delete;
+  ~Id() {
+    if (id_ >= 0) close_(id_);
+  }
+  [[nodiscard]] hid_t get() const { return id_; }
+
+ private:
+  hid_t id_ = -1;
+  herr_t (*close_)(hid_t) = nullptr;
+};
+
+void check(herr_t code, const char* what) {
+  if (code < 0) throw RunError(fmt::format("HDF5: {} failed (disk full or file damaged?)", what));
+}
+
+template <std::size_t Size>
+struct Text {
+  std::array<char, Size> characters{};
+  Text() = default;
+  explicit Text(std::string_view value) { value.copy(characters.data(), Size); }
+};
+
+// Rows as they lie in the file. Field order here is column order there.
+struct RankFileRow {
+  std::int32_t rank, dp_index, tp_index, local_rank;
+  Text<256> host;
+  std::int32_t pid, threads, allowed_cpus;
+  Text<128> affinity;
+  Text<64> device;
+};
+struct StepFileRow {
+  std::int32_t rank, step, warmup;
+  double start_s, step_s, compute_s, exposed_s, exposed_ag_forward_s, exposed_ag_backward_s, exposed_rs_s,
+      exposed_ar_s, optimizer_s, other_s;
+  std::int64_t tokens;
+  double loss, grad_norm;
+};
+struct EventFileRow {
+  std::int32_t rank, step, micro, layer, bucket;
+  Text<10> phase;
+  Text<14> kind;
+  Text<8> stream;
+  Text<6> axis;
+  Text<12> algorithm;
+  Text<6> dtype;
+  std::int32_t group_size;
+  std::int64_t elements, bytes, sent_bytes;
+  double issue_s, start_s, end_s, wait_s;
+};
+struct MemoryFileRow {
+  std::int32_t rank, step;
+  double at_s;
+  Text<20> category;
+  std::int64_t bytes;
+};
+struct MemoryPeakFileRow {
+  std::int32_t rank;
+  Text<20> category;
+  std::int64_t peak_bytes;
+};
+struct LedgerFileRow {
+  std::int32_t rank;
+  Text<6> axis;
+  Text<32> quantity;
+  double expected, measured, padding;
+  Text<12> unit;
+};
+struct TensorFileRow {
+  std::int32_t index;
+  Text<32> name;
+  std::int64_t elements;
+  double sum, sum_of_squares;
+};
+struct CalibrationFileRow {
+  Text<12> kind;
+  std::int32_t layer;
+  Text<12> direction;
+  double compute_alone_s, communication_alone_s;
+};
+
+Id text_type(std::size_t size) {
+  Id type(H5Tcopy(H5T_C_S1), H5Tclose, "H5Tcopy");
+  check(H5Tset_size(type.get(), size), "H5Tset_size");
+  check(H5Tset_cset(type.get(), H5T_CSET_UTF8), "H5Tset_cset");
+  check(H5Tset_strpad(type.get(), H5T_STR_NULLPAD), "H5Tset_strpad");
+  return type;
+}
+
+/// The HDF5 type of a field, from its C++ type.
+template <class Field>
+Id field_type() {
+  if constexpr (std::is_same_v<Field, std::int32_t>) {
+    return {H5Tcopy(H5T_NATIVE_INT32), H5Tclose, "H5Tcopy"};
+  } else if constexpr (std::is_same_v<Field, std::int64_t>) {
+    return {H5Tcopy(H5T_NATIVE_INT64), H5Tclose, "H5Tcopy"};
+  } else if constexpr (std::is_same_v<Field, double>) {
+    return {H5Tcopy(H5T_NATIVE_DOUBLE), H5Tclose, "H5Tcopy"};
+  } else {
+    return text_type(sizeof(Field));
+  }
+}
+
+/// Builds a compound type column by column.
+template <class Row>
+class RowType {
+ public:
+  RowType() : type_(H5Tcreate(H5T_COMPOUND, sizeof(Row)), H5Tclose, "H5Tcreate") {}
+  template <class Field>
+  RowType& column(const char* name, std::size_t offset, Field Row::* /*member*/) {
+    const Id field = field_type<Field>();
+    check(H5Tinsert(type_.get(), name, offset, field.get()), "H5Tinsert");
+    return *this;
+  }
+  Id take() { return std::move(type_); }
+
+ private:
+  Id type_;
+};
+#define SHARDBENCH_COLUMN(Row, field) column(#field, offsetof(Row, field), &Row::field)
+
+Id ranks_type() {
+  using R = RankFileRow;
+  return RowType<R>()
+      .SHARDBENCH_COLUMN(R, rank)
+      .SHARDBENCH_COLUMN(R, dp_index)
+      .SHARDBENCH_COLUMN(R, tp_index)
+      .SHARDBENCH_COLUMN(R, local_rank)
+      .SHARDBENCH_COLUMN(R, host)
+      .SHARDBENCH_COLUMN(R, pid)
+      .SHARDBENCH_COLUMN(R, threads)
+      .SHARDBENCH_COLUMN(R, allowed_cpus)
+      .SHARDBENCH_COLUMN(R, affinity)
+      .SHARDBENCH_COLUMN(R, device)
+      .take();
+}
+Id clock_type() {
+  using R = ClockRow;
+  return RowType<R>()
+      .SHARDBENCH_COLUMN(R, rank)
+      .SHARDBENCH_COLUMN(R, at_s)
+      .SHARDBENCH_COLUMN(R, offset_s)
+      .SHARDBENCH_COLUMN(R, uncertainty_s)
+      .take();
+}
+Id steps_type() {
+  using R = StepFileRow;
+  return RowType<R>()
+      .SHARDBENCH_COLUMN(R, rank)
+      .SHARDBENCH_COLUMN(R, step)
+      .SHARDBENCH_COLUMN(R, warmup)
+      .SHARDBENCH_COLUMN(R, start_s)
+      .SHARDBENCH_COLUMN(R, step_s)
+      .SHARDBENCH_COLUMN(R, compute_s)
+      .SHARDBENCH_COLUMN(R, exposed_s)
+      .SHARDBENCH_COLUMN(R, exposed_ag_forward_s)
+      .SHARDBENCH_COLUMN(R, exposed_ag_backward_s)
+      .SHARDBENCH_COLUMN(R, exposed_rs_s)
+      .SHARDBENCH_COLUMN(R, exposed_ar_s)
+      .SHARDBENCH_COLUMN(R, optimizer_s)
+      .SHARDBENCH_COLUMN(R, other_s)
+      .SHARDBENCH_COLUMN(R, tokens)
+      .SHARDBENCH_COLUMN(R, loss)
+      .SHARDBENCH_COLUMN(R, grad_norm)
+      .take();
+}
+Id events_type() {
+  using R = EventFileRow;
+  return RowType<R>()
+      .SHARDBENCH_COLUMN(R, rank)
+      .SHARDBENCH_COLUMN(R, step)
+      .SHARDBENCH_COLUMN(R, micro)
+      .SHARDBENCH_COLUMN(R, layer)
+      .SHARDBENCH_COLUMN(R, bucket)
+      .SHARDBENCH_COLUMN(R, phase)
+      .SHARDBENCH_COLUMN(R, kind)
+      .SHARDBENCH_COLUMN(R, stream)
+      .SHARDBENCH_COLUMN(R, axis)
+      .SHARDBENCH_COLUMN(R, algorithm)
+      .SHARDBENCH_COLUMN(R, dtype)
+      .SHARDBENCH_COLUMN(R, group_size)
+      .SHARDBENCH_COLUMN(R, elements)
+      .SHARDBENCH_COLUMN(R, bytes)
+      .SHARDBENCH_COLUMN(R, sent_bytes)
+      .SHARDBENCH_COLUMN(R, issue_s)
+      .SHARDBENCH_COLUMN(R, start_s)
+      .SHARDBENCH_COLUMN(R, end_s)
+      .SHARDBENCH_COLUMN(R, wait_s)
+      .take();
+}
+Id memory_type() {
+  using R = MemoryFileRow;
+  return RowType<R>()
+      .SHARDBENCH_COLUMN(R, rank)
+      .SHARDBENCH_COLUMN(R, step)
+      .SHARDBENCH_COLUMN(R, at_s)
+      .SHARDBENCH_COLUMN(R, category)
+      .SHARDBENCH_COLUMN(R, bytes)
+      .take();
+}
+Id memory_peak_type() {
+  using R = MemoryPeakFileRow;
+  return RowType<R>()
+      .SHARDBENCH_COLUMN(R, rank)
+      .SHARDBENCH_COLUMN(R, category)
+      .SHARDBENCH_COLUMN(R, peak_bytes)
+      .take();
+}
+Id ledger_type() {
+  using R = LedgerFileRow;
+  return RowType<R>()
+      .SHARDBENCH_COLUMN(R, rank)
+      .SHARDBENCH_COLUMN(R, axis)
+      .SHARDBENCH_COLUMN(R, quantity)
+      .SHARDBENCH_COLUMN(R, expected)
+      .SHARDBENCH_COLUMN(R, measured)
+      .SHARDBENCH_COLUMN(R, padding)
+      .SHARDBENCH_COLUMN(R, unit)
+      .take();
+}
+Id tensors_type() {
+  using R = TensorFileRow;
+  return RowType<R>()
+      .SHARDBENCH_COLUMN(R, index)
+      .SHARDBENCH_COLUMN(R, name)
+      .SHARDBENCH_COLUMN(R, elements)
+      .SHARDBENCH_COLUMN(R, sum)
+      .SHARDBENCH_COLUMN(R, sum_of_squares)
+      .take();
+}
+Id calibration_type() {
+  using R = CalibrationFileRow;
+  return RowType<R>()
+      .SHARDBENCH_COLUMN(R, kind)
+      .SHARDBENCH_COLUMN(R, layer)
+      .SHARDBENCH_COLUMN(R, direction)
+      .SHARDBENCH_COLUMN(R, compute_alone_s)
+      .SHARDBENCH_COLUMN(R, communication_alone_s)
+      .take();
+}
+
+/// An extensible one-dimensional dataset of rows.
+class Table {
+ public:
+  Table() = default;
+  Table(hid_t file, const char* name, Id type) : type_(std::move(type)) {
+    const hsize_t empty = 0;
+    const hsize_t unlimited = H5S_UNLIMITED;
+    const Id space(H5Screate_simple(1, &empty, &unlimited), H5Sclose, "H5Screate_simple");
+    const Id properties(H5Pcreate(H5P_DATASET_CREATE), H5Pclose, "H5Pcreate");
+    check(H5Pset_chunk(properties.get(), 1, &chunk_rows), "H5Pset_chunk");
+    check(H5Pset_shuffle(properties.get()), "H5Pset_shuffle");
+    check(H5Pset_deflate(properties.get(), deflate_level), "H5Pset_deflate");
+    dataset_ = Id(H5Dcreate2(file, name, type_.get(), space.get(), H5P_DEFAULT, properties.get(), H5P_DEFAULT),
+                  H5Dclose, "H5Dcreate2");
+  }
+
+  template <class Row>
+  void append(std::span<const Row> rows) {
+    if (rows.empty()) return;
+    const hsize_t begin = rows_;
+    const hsize_t count = rows.size();
+    rows_ += count;
+    check(H5Dset_extent(dataset_.get(), &rows_), "H5Dset_extent");
+    const Id file_space(H5Dget_space(dataset_.get()), H5Sclose, "H5Dget_space");
+    check(H5Sselect_hyperslab(file_space.get(), H5S_SELECT_SET, &begin, nullptr, &count, nullptr),
+          "H5Sselect_hyperslab");
+    const Id memory_space(H5Screate_simple(1, &count, nullptr), H5Sclose, "H5Screate_simple");
+    check(H5Dwrite(dataset_.get(), type_.get(), memory_space.get(), file_space.get(), H5P_DEFAULT, rows.data()),
+          "H5Dwrite");
+  }
+
+ private:
+  Id type_;
+  Id dataset_;
+  hsize_t rows_ = 0;
+};
+
+template <class FileRow, class Row, class Convert>
+std::vector<FileRow> convert(std::span<const Row> rows, Convert convert_row) {
+  std::vector<FileRow> result;
+  result.reserve(rows.size());
+  for (const Row& row : rows) result.push_back(convert_row(row));
+  return result;
+}
+
+/// Finds out, before HDF5 hides it, why a file cannot be created.
+void probe_path(const std::string& path, ExistingFile existing) {
+  struct stat status {};
+  const bool exists = stat(path.c_str(), &status) == 0;
+  if (exists && !S_ISREG(status.st_mode))
+    throw RunError(fmt::format("cannot write {}: it is not a regular file; choose another --output", path));
+  if (exists && existing == ExistingFile::refuse)
+    throw UsageError(fmt::format("{} exists; pass --overwrite to replace it or choose another --output", path));
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (file < 0)
+    throw RunError(fmt::format("cannot write {}: {}; choose a writable --output", path, std::strerror(errno)));
+  close(file);
+}
+
+}  // namespace
+
+std::string_view name_of(RunStatus status) {
+  constexpr std::array<std::string_view, 4> names = {"running", "complete", "interrupted", "failed"};
+  return names[static_cast<std::size_t>(status)];
+}
+
+class TraceFile::Impl {
+ public:
+  explicit Impl(const std::string& path)
+      : file_(create(path)),
+        ranks(file_.get(), "ranks", ranks_type()),
+        clock(file_.get(), "clock", clock_type()),
+        steps(file_.get(), "steps", steps_type()),
+        events(file_.get(), "events", events_type()),
+        memory(file_.get(), "memory", memory_type()),
+        memory_peak(file_.get(), "memory_peak", memory_peak_type()),
+        ledger(file_.get(), "ledger", ledger_type()),
+        tensors(file_.get(), "tensors", tensors_type()),
+        calibration(file_.get(), "calibration", calibration_type()) {}
+
+  void set_attribute(const std::string& name, hid_t type, const void* value) {
+    if (H5Aexists(file_.get(), name.c_str()) > 0) check(H5Adelete(file_.get(), name.c_str()), "H5Adelete");
+    const Id space(H5Screate(H5S_SCALAR), H5Sclose, "H5Screate");
+    const Id attribute(H5Acreate2(file_.get(), name.c_str(), type, space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose,
+                       "H5Acreate2");
+    check(H5Awrite(attribute.get(), type, value), "H5Awrite");
+  }
+
+  void set_config(const std::string& json) {
+    const Id type = text_type(H5T_VARIABLE);
+    const Id space(H5Screate(H5S_SCALAR), H5Sclose, "H5Screate");
+    const Id dataset(H5Dcreate2(file_.get(), "config", type.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+                     H5Dclose, "H5Dcreate2");
+    const char* text = json.c_str();
+    check(H5Dwrite(dataset.get(), type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, &text), "H5Dwrite");
+  }
+
+  void flush() { check(H5Fflush(file_.get(), H5F_SCOPE_GLOBAL), "H5Fflush"); }
+
+ private:
+  static Id create(const std::string& path) {
+    check(H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr), "H5Eset_auto2");  // one line of ours instead of HDF5's stack
+    errno = 0;
+    const hid_t file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+    const int error = errno;
+    if (file < 0)
+      throw RunError(fmt::format("cannot create the HDF5 file {}: {}; if another process has it open or the file "
+                                 "system has no locks, choose another --output or set HDF5_USE_FILE_LOCKING=FALSE",
+                                 path, error == 0 ? "refused by the HDF5 library" : std::strerror(error)));
+    return {file, H5Fclose, "H5Fcreate"};
+  }
+
+  Id file_;  // first: the tables close before it
+
+ public:
+  Table ranks, clock, steps, events, memory, memory_peak, ledger, tensors, calibration;
+};
+
+TraceFile::TraceFile(const std::string& path, ExistingFile existing) {
+  probe_path(path, existing);
+  impl_ = std::make_unique<Impl>(path);
+  set("schema", "shardbench");
+  set("schema_version", schema_version);
+  set_status(RunStatus::running);
+}
+
+TraceFile::~TraceFile() = default;
+
+void TraceFile::set(const std::string& attribute, const std::string& value) {
+  const Id type = text_type(H5T_VARIABLE);
+  const char* text = value.c_str();
+  impl_->set_attribute(attribute, type.get(), &text);
+}
+
+void TraceFile::set(const std::string& attribute, std::int64_t value) {
+  impl_->set_attribute(attribute, H5T_NATIVE_INT64, &value);
+}
+
+void TraceFile::set_status(RunStatus status) { set("status", std::string(name_of(status))); }
+
+void TraceFile::set_config(const std::string& json) { impl_->set_config(json); }
+
+void TraceFile::append(std::span<const RankRow> rows) {
+  impl_->ranks.append<RankFileRow>(convert<RankFileRow>(rows, [](const RankRow& r) {
+    return RankFileRow{r.rank,
+                       r.dp_index,
+                       r.tp_index,
+                       r.placement.local_rank,
+                       Text<256>(r.placement.host),
+                       r.pid,
+                       r.threads,
+                       r.placement.allowed_cpus,
+                       Text<128>(r.placement.affinity),
+                       Text<64>("cpu")};
+  }));
+}
+
+void TraceFile::append(std::span<const ClockRow> rows) { impl_->clock.append(rows); }
+
+void TraceFile::append(int rank, std::span<const StepRecord> rows) {
+  impl_->steps.append<StepFileRow>(convert<StepFileRow>(rows, [rank](const StepRecord& s) {
+    return StepFileRow{rank,
+                       s.step,
+                       s.warmup,
+                       s.start_s,
+                       s.step_s,
+                       s.compute_s,
+                       s.exposed_s,
+                       s.exposed_ag_forward_s,
+                       s.exposed_ag_backward_s,
+                       s.exposed_rs_s,
+                       s.exposed_ar_s,
+                       s.optimizer_s,
+                       s.other_s,
+                       s.tokens,
+                       s.loss,
+                       s.grad_norm};
+  }));
+}
+
+void TraceFile::append(int rank, std::span<const Event> rows) {
+  impl_->events.append<EventFileRow>(convert<EventFileRow>(rows, [rank](const Event& e) {
+    const CollectiveFacts& f = e.facts;
+    const bool about = e.is_collective;
+    return EventFileRow{rank,
+                        e.step,
+                        e.micro,
+                        e.subject.layer,
+                        e.subject.bucket,
+                        Text<10>(name_of(e.phase)),
+                        Text<14>(name_of(e.kind)),
+                        Text<8>(name_of(e.stream)),
+                        Text<6>(name_of(f.axis)),
+                        Text<12>(about ? name_of(f.algorithm) : "none"),
+                        Text<6>(about ? name_of(f.dtype) : "none"),
+                        about ? f.group_size : 0,
+                        about ? f.size.count() : 0,
+                        about ? bytes_of(f.dtype, f.size).count() : 0,
+                        about ? f.sent_bytes : 0,
+                        e.issue_s,
+                        e.start_s,
+                        e.end_s,
+                        e.wait_s};
+  }));
+}
+
+void TraceFile::append(std::span<const MemoryRow> rows) {
+  impl_->memory.append<MemoryFileRow>(convert<MemoryFileRow>(rows, [](const MemoryRow& m) {
+    return MemoryFileRow{m.rank, m.step, m.at_s, Text<20>(m.category), m.bytes};
+  }));
+}
+
+void TraceFile::append(std::span<const MemoryPeakRow> rows) {
+  impl_->memory_peak.append<MemoryPeakFileRow>(convert<MemoryPeakFileRow>(rows, [](const MemoryPeakRow& m) {
+    return MemoryPeakFileRow{m.rank, Text<20>(m.category), m.peak_bytes};
+  }));
+}
+
+void TraceFile::append(std::span<const RankLedgerRow> rows) {
+  impl_->ledger.append<LedgerFileRow>(convert<LedgerFileRow>(rows, [](const RankLedgerRow& r) {
+    return LedgerFileRow{r.rank,          Text<6>(name_of(r.row.axis)), Text<32>(r.row.quantity), r.row.expected,
+                         r.row.measured,  r.row.padding,                Text<12>(r.row.unit)};
+  }));
+}
+
+void TraceFile::append(std::span<const TensorRow> rows) {
+  impl_->tensors.append<TensorFileRow>(convert<TensorFileRow>(rows, [](const TensorRow& t) {
+    return TensorFileRow{t.index, Text<32>(t.name), t.elements, t.sum, t.sum_of_squares};
+  }));
+}
+
+void TraceFile::append(std::span<const CalibrationRow> rows) {
+  impl_->calibration.append<CalibrationFileRow>(convert<CalibrationFileRow>(rows, [](const CalibrationRow& c) {
+    return CalibrationFileRow{Text<12>(c.kind), c.layer, Text<12>(c.direction), c.compute_alone_s,
+                              c.communication_alone_s};
+  }));
+}
+
+void TraceFile::flush() { impl_->flush(); }
+
+std::string hdf5_version() {
+  unsigned major = 0;
+  unsigned minor = 0;
+  unsigned release = 0;
+  check(H5get_libversion(&major, &minor, &release), "H5get_libversion");
+#ifdef H5_HAVE_PARALLEL
+  constexpr const char* flavour = "parallel";
+#else
+  constexpr const char* flavour = "serial";
+#endif
+  return fmt::format("{}.{}.{} (headers {}.{}.{}, {})", major, minor, release, H5_VERS_MAJOR, H5_VERS_MINOR,
+                     H5_VERS_RELEASE, flavour);
+}
+
+}  // namespace shardbench

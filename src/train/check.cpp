@@ -1,0 +1,247 @@
+#include "src/train/check.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "src/errors.hpp"
+
+namespace shardbench {
+namespace {
+
+/// Relative L2 errors, per tensor, above which a gradient is wrong. fp32 sums in another order differ by 1e-6; one bf16
+/// rounding by 2^-9/sqrt(3) = 1.1e-3, and weights rounded the other way add as much again. A gradient reduced in bf16
+/// is small beside the local ones whose roundings it carries, by the square root of their number.
+double gradient_tolerance(const Options& options, int ranks) {
+  double tolerance = 1e-4;
+  if (options.param_dtype == DType::bf16) tolerance += 1.5e-2;
+  if (options.reduce_dtype == DType::bf16)
+    tolerance += 8e-3 * std::sqrt(static_cast<double>(ranks * options.grad_accum));
+  return tolerance;
+}
+
+/// Masters start equal and move by at most the learning rate a step, about 1.5 % of their size.
+double master_tolerance(const Options& options, int ranks) { return 0.05 * gradient_tolerance(options, ranks); }
+
+// A single element may be off by this many times the tensor's tolerance before it counts as wrong by itself.
+constexpr double element_factor = 100.0;
+
+struct Deviation {
+  double excess = 0.0;  ///< error / allowed error
+  std::int64_t tensor = -1;
+  std::int64_t rank = 0;
+  std::int64_t element = 0;
+  double found = 0.0;
+  double expected = 0.0;
+};
+
+using ValueAt = std::function<double(const Slice&, std::int64_t)>;
+
+}  // namespace
+
+/// The unsharded training run.
+class ReferenceCheck::Reference {
+ public:
+  Reference(const TrainContext& context, int dp)
+      : options_(context.options),
+        tensors_(context.tensors),
+        micro_batches_(context.options.grad_accum * dp),
+        decoder_({.dims = context.dims(),
+                  .micro_batch = context.options.micro_batch,
+                  .seed = context.options.seed,
+                  .backing = Backing::memory},
+                 memory_,
+                 make_real_math(context.dims(), context.options.micro_batch,
+                                allocate_rope_tables(context.dims(), memory_, Backing::memory), context.kernels)),
+        weights_(tensors_.size()),
+        gradient_views_(tensors_.size()) {
+    for (const TensorInfo& tensor : tensors_) {
+      const auto n = static_cast<std::size_t>(tensor.elements().count());
+      std::vector<float> master(n);
+      for (std::size_t i = 0; i < n; ++i)
+        master[i] = initial_value(options_.seed, tensor, static_cast<std::int64_t>(i));
+      masters.push_back(std::move(master));
+      gradients.emplace_back(n);
+      moment1_.emplace_back(n);
+      moment2_.emplace_back(n);
+      stored_.push_back(memory_.allocate(Category::parameters, options_.param_dtype, tensor.elements()));
+      weights_.set(tensor.index, {stored_.back()->data(), options_.param_dtype, tensor.rows, tensor.columns});
+      gradient_views_.set(tensor.index, {gradients.back().data(), tensor.rows, tensor.columns});
+    }
+    store_parameters();
+  }
+
+  /// Gradients of the mean loss over the step's global batch.
+  void compute_gradients(int step) {
+    for (auto& gradient : gradients) std::fill(gradient.begin(), gradient.end(), 0.0F);
+    for (std::int64_t micro = 0; micro < micro_batches_; ++micro) {
+      decoder_.load_batch(step, micro * options_.micro_batch);
+      for (int layer = 0; layer < decoder_.dims().layer_count(); ++layer) decoder_.forward(layer, weights_);
+      for (int layer = decoder_.dims().head_layer(); layer >= 0; --layer)
+        decoder_.backward(layer, weights_, gradient_views_);
+    }
+    for (auto& gradient : gradients)
+      for (float& value : gradient) value /= static_cast<float>(micro_batches_);
+  }
+
+  /// The contract's AdamW, step `update` from 1.
+  void update(int update) {
+    constexpr double beta1 = 0.9;
+    constexpr double beta2 = 0.95;
+    constexpr double learning_rate = 3e-4;
+    constexpr double epsilon = 1e-8;
+    constexpr double weight_decay = 0.1;
+    const double factor = clip_factor();
+    for (const TensorInfo& tensor : tensors_) {
+      const auto t = static_cast<std::size_t>(tensor.index);
+      const double decay = tensor.is_norm() ? 0.0 : weight_decay;
+      for (std::size_t i = 0; i < masters[t].size(); ++i) {
+        const double g = factor * static_cast<double>(gradients[t][i]);
+        double& m = moment1_[t][i];
+        double& v = moment2_[t][i];
+        m = beta1 * m + (1 - beta1) * g;
+        v = beta2 * v + (1 - beta2) * g * g;
+        const double m_hat = m / (1 - std::pow(beta1, update));
+        const double v_hat = v / (1 - std::pow(beta2, update));
+        const double decayed = static_cast<double>(masters[t][i]) * (1 - learning_rate * decay);
+        masters[t][i] = static_cast<float>(decayed - learning_rate * m_hat / (std::sqrt(v_hat) + epsilon));
+      }
+    }
+    store_parameters();
+  }
+
+  std::vector<std::vector<float>> masters;
+  std::vector<std::vector<float>> gradients;
+
+ private:
+  [[nodiscard]] double clip_factor() const {
+    if (options_.clip == 0.0) return 1.0;
+    double squares = 0.0;
+    for (const auto& gradient : gradients)
+      for (const float g : gradient) squares += static_cast<double>(g) * static_cast<double>(g);
+    return std::min(1.0, options_.clip / (std::sqrt(squares) + 1e-6));
+  }
+
+  void store_parameters() {
+    for (std::size_t t = 0; t < masters.size(); ++t)
+      for (std::size_t i = 0; i < masters[t].size(); ++i) {
+        if (options_.param_dtype == DType::bf16) {
+          reinterpret_cast<bodies::BFloat16*>(stored_[t]->data())[i] =
+              bodies::narrow<bodies::BFloat16>(masters[t][i]);
+        } else {
+          reinterpret_cast<float*>(stored_[t]->data())[i] = masters[t][i];
+        }
+      }
+  }
+
+  const Options& options_;
+  const std::vector<TensorInfo>& tensors_;
+  std::int64_t micro_batches_;
+  Memory memory_;  // its own: the reference is not part of what the run holds
+  Decoder decoder_;
+  std::vector<BufferRef> stored_;
+  WeightTable weights_;
+  GradientTable gradient_views_;
+  std::vector<std::vector<double>> moment1_;
+  std::vector<std::vector<double>> moment2_;
+};
+
+namespace {
+
+/// Sends rank 0's tensors around, one at a time, and compares this rank's slices with them.
+std::optional<std::string> compare(const TrainContext& context, const std::vector<Slice>& slices,
+                                   const std::vector<std::vector<float>>* reference, const ValueAt& value_at,
+                                   double tolerance, const std::string& what) {
+  ControlChannel& control = context.world.control();
+  std::vector<double> squares(2 * context.tensors.size());  // by tensor: of errors, of reference values held here
+  Deviation worst;
+  worst.rank = control.rank();
+  for (const TensorInfo& tensor : context.tensors) {
+    const auto t = static_cast<std::size_t>(tensor.index);
+    std::vector<std::byte> message;
+    if (reference != nullptr) {
+      const auto bytes = as_message<float>((*reference)[t]);
+      message.assign(bytes.begin(), bytes.end());
+    }
+    const auto expected = from_message<float>(broadcast(control, std::move(message)));
+    double mean_square = 0.0;
+    for (const float e : expected) mean_square += static_cast<double>(e) * static_cast<double>(e);
+    mean_square /= static_cast<double>(expected.size());
+    for (const Slice& slice : slices) {
+      if (slice.tensor != tensor.index) continue;
+      for (std::int64_t i = 0; i < slice.count; ++i) {
+        const auto e = static_cast<double>(expected[static_cast<std::size_t>(slice.begin + i)]);
+        const double found = value_at(slice, i);
+        const double error = std::abs(found - e);
+        squares[2 * t] += error * error;
+        squares[2 * t + 1] += e * e;
+        const double allowed = element_factor * tolerance * (std::sqrt(mean_square) + std::abs(e)) + 1e-30;
+        const double excess = std::isfinite(found) ? error / allowed : INFINITY;
+        if (worst.tensor < 0 || excess > worst.excess)
+          worst = {excess, tensor.index, control.rank(), slice.begin + i, found, e};
+      }
+    }
+  }
+  const std::vector<double> all = sum(control, squares);
+  std::optional<std::string> failure;
+  const auto candidates = gather(control, as_message<Deviation>(std::span<const Deviation>(&worst, 1)));
+  for (const auto& message : candidates) {
+    const Deviation other = from_message<Deviation>(message).front();
+    if (other.tensor >= 0 && (worst.tensor < 0 || other.excess > worst.excess)) worst = other;
+  }
+  for (const TensorInfo& tensor : context.tensors) {
+    const auto t = static_cast<std::size_t>(tensor.index);
+    const double error = std::sqrt(all[2 * t] / std::max(all[2 * t + 1], 1e-60));
+    if (!(error <= tolerance) && all[2 * t] != 0.0) {
+      failure = fmt::format("{} of {} differs from the unsharded reference by {:.2e} (relative L2; {:.1e} allowed)",
+                            what, tensor.name, error, tolerance);
+      break;
+    }
+  }
+  // Ranks know only their own worst element; rank 0, which prints, knows everyone's.
+  if (!failure && control.rank() == 0 && worst.excess > 1.0) failure = what + " differs from the unsharded reference";
+  const double failed = maximum(control, failure ? 1.0 : 0.0);
+  if (failed == 0.0) return std::nullopt;
+  if (worst.tensor < 0) return failure;
+  return fmt::format("{}; worst element: tensor {}, rank {}, index {}: found {:.6g}, expected {:.6g}",
+                     failure.value_or(what), context.tensors[static_cast<std::size_t>(worst.tensor)].name, worst.rank,
+                     worst.element, worst.found, worst.expected);
+}
+
+}  // namespace
+
+ReferenceCheck::ReferenceCheck(const TrainContext& context, int dp)
+    : context_(context),
+      gradient_tolerance_(gradient_tolerance(context.options, dp)),
+      master_tolerance_(master_tolerance(context.options, dp)) {
+  if (context.world.rank() == 0) reference_ = std::make_unique<Reference>(context, dp);
+}
+
+ReferenceCheck::~ReferenceCheck() = default;
+
+std::optional<std::string> ReferenceCheck::compare_step(int step, Scenario& scenario) {
+  if (reference_) reference_->compute_gradients(step);
+  const Buffer& gradients = scenario.state().gradients();
+  const auto value_at = [&gradients](const Slice& slice, std::int64_t i) {
+    const std::int64_t at = slice.offset + i;
+    return static_cast<double>(gradients.dtype() == DType::fp32
+                                   ? reinterpret_cast<const float*>(gradients.data())[at]
+                                   : bodies::widen(reinterpret_cast<const bodies::BFloat16*>(gradients.data())[at]));
+  };
+  auto failure = compare(context_, scenario.state().slices(), reference_ ? &reference_->gradients : nullptr, value_at,
+                         gradient_tolerance_, fmt::format("step {}: the gradient", step));
+  if (reference_) reference_->update(step + 1);
+  return failure;
+}
+
+std::optional<std::string> ReferenceCheck::compare_masters(Scenario& scenario) {
+  const auto value_at = [&scenario](const Slice& slice, std::int64_t i) {
+    return static_cast<double>(scenario.state().masters(slice)[static_cast<std::size_t>(i)]);
+  };
+  return compare(context_, scenario.state().slices(), reference_ ? &reference_->masters : nullptr, value_at,
+                 master_tolerance_, "the final master");
+}
+
+}  // namespace shardbench

@@ -1,0 +1,37 @@
+#include "src/train/collectives.hpp"
+
+namespace shardbench {
+
+InFlight TracedCommunicator::start(Collective collective, BufferRef buffer, Subject subject) {
+  const double issue_s = recorder_->now();
+  const DType dtype = buffer->dtype();
+  const Elements size = buffer->elements();
+  InFlight handle;
+  handle.pending_ = communicator_->start(collective, std::move(buffer));
+  handle.recorder_ = recorder_;
+  const auto sent = handle.pending_->sent();
+  handle.event_ = recorder_->collective_issued(subject,
+                                               {.collective = collective,
+                                                .axis = axis_,
+                                                .algorithm = handle.pending_->algorithm(),
+                                                .dtype = dtype,
+                                                .group_size = communicator_->size(),
+                                                .size = size,
+                                                .sent_bytes = sent ? sent->count() : -1},
+                                               issue_s);
+  if (recorder_->rehearsal()) handle.pending_->wait();
+  return handle;
+}
+
+void InFlight::wait() {
+  const double begin = recorder_->now();
+  pending_->wait();
+  const double end = recorder_->now();
+  recorder_->collective_done(event_, {.wait_start_s = begin,
+                                      .wait_end_s = end,
+                                      .start_s = pending_->start_s(),
+                                      .end_s = pending_->end_s()});
+  pending_.reset();
+}
+
+}  // namespace shardbench

@@ -1,0 +1,47 @@
+// What every part of a training step works with. One per rank; owned by the runner.
+#pragma once
+
+#include <functional>
+
+#include "kernels/kernels.hpp"
+#include "src/model/decoder.hpp"
+#include "src/options.hpp"
+#include "src/train/collectives.hpp"
+
+namespace shardbench {
+
+struct TrainContext {
+  const Options& options;
+  World& world;
+  Memory& memory;
+  Recorder& recorder;
+  kernels::Kernels& kernels;
+  Decoder& decoder;
+  const std::vector<TensorInfo>& tensors;
+  Backing resident;  ///< of parameters, gradients and optimizer state: memory, or none with phantom payload
+  Backing activation;  ///< of what compute writes: memory, or none when compute is only timed
+  Backing message;   ///< of what collectives move: memory, aliased with phantom payload, none in a plan
+  std::function<void(Elements)> imitate_optimizer;  ///< empty when compute is real
+
+  [[nodiscard]] const ModelDims& dims() const { return decoder.dims(); }
+};
+
+/// First global sequence of a micro-batch: data-parallel index d trains d*A*B ... (d+1)*A*B - 1.
+inline std::int64_t first_sequence(const Options& options, int dp_index, int micro) {
+  return (dp_index * options.grad_accum + micro) * options.micro_batch;
+}
+
+/// The part of a buffer that a slice occupies.
+inline kernels::TypedView view(const Buffer& buffer, std::int64_t offset, std::int64_t rows, std::int64_t columns = 1) {
+  std::byte* data = buffer.data() == nullptr ? nullptr : buffer.data() + offset * size_of(buffer.dtype());
+  return {data, buffer.dtype(), rows, columns};
+}
+
+/// Copies where there are values to copy: phantom buffers are only accounted for.
+inline void copy_values(TrainContext& context, const Buffer& to, std::int64_t to_offset, const Buffer& from,
+                        std::int64_t from_offset, std::int64_t count, float scale = 1.0F) {
+  if (to.holds_values() && from.holds_values())
+    context.kernels.scaled_copy(view(to, to_offset, count), view(from, from_offset, count), scale);
+}
+
+}  // namespace shardbench

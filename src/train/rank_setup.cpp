@@ -1,0 +1,128 @@
+#include "src/train/rank_setup.hpp"
+
+#include <algorithm>
+
+#include "src/train/calibration.hpp"
+
+namespace shardbench {
+namespace {
+
+// With --flops, where nothing is said about the optimizer: AdamW's additions, multiplications, division and root.
+constexpr double adamw_flops_per_element = 16.0;
+
+kernels::ScratchNeeds scratch_needs(const Options& options, int threads) {
+  return {.longest_sequence = options.dims.seq,
+          .widest_weight_row = std::max(options.dims.hidden, options.dims.ffn),
+          .threads = threads};
+}
+
+/// Tracked scratch for kernels that compute; accounted for alike in a plan, absent when compute is only timed.
+BufferRef allocate_scratch(const Options& options, int threads, Memory& memory, Purpose purpose) {
+  if (options.compute == Compute::timed) return nullptr;
+  return memory.allocate(Category::workspace, DType::fp32,
+                         Elements(kernels::openmp_scratch_elements(scratch_needs(options, threads))),
+                         purpose == Purpose::run ? Backing::memory : Backing::none);
+}
+
+}  // namespace
+
+int thread_count(const Options& options, const Placement& placement) {
+  if (options.threads > 0) return options.threads;
+  return std::max(1, placement.host_cpus / placement.local_size);
+}
+
+RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definition, World& world, Memory& memory,
+                     Purpose purpose)
+    : options_(options),
+      world_(world),
+      memory_(memory),
+      threads_(thread_count(options, world.placement())),
+      tensors_(declare_tensors(options.dims)),
+      scratch_(allocate_scratch(options, threads_, memory, purpose)),
+      rope_tables_(options.compute == Compute::real
+                       ? allocate_rope_tables(options.dims, memory,
+                                              purpose == Purpose::run ? Backing::memory : Backing::none)
+                       : RopeTables{}),
+      kernels_(kernels::make_openmp_kernels(scratch_needs(options, threads_),
+                                            scratch_ && scratch_->holds_values() ? scratch_->floats()
+                                                                                 : std::span<float>{},
+                                            [&world] { world.poll(); })),
+      recorder_(world, memory.tracker(), purpose == Purpose::plan ? TraceLevel::events : options.trace),
+      decoder_(make_decoder(purpose)) {
+  const bool timed = options.compute == Compute::timed;
+  const bool phantom = options.payload == Payload::phantom;
+  const bool planned = purpose == Purpose::plan;
+  std::function<void(Elements)> imitate_optimizer;
+  if (timed || planned)
+    imitate_optimizer = [this, times = options.calibration_file.empty() ? ComputeTimes{}
+                                                                        : read_calibration(options.calibration_file)](
+                            Elements elements) {
+      const double flops = options_.flops.value_or(0.0);
+      const double modelled =
+          flops > 0.0 ? adamw_flops_per_element * static_cast<double>(elements.count()) / flops : 0.0;
+      imitate(times.optimizer.value_or(modelled));
+    };
+  context_ = std::make_unique<TrainContext>(
+      TrainContext{.options = options_,
+                   .world = world_,
+                   .memory = memory_,
+                   .recorder = recorder_,
+                   .kernels = *kernels_,
+                   .decoder = *decoder_,
+                   .tensors = tensors_,
+                   .resident = planned || phantom ? Backing::none : Backing::memory,
+                   .activation = planned || timed ? Backing::none : Backing::memory,
+                   .message = planned ? Backing::none : phantom ? Backing::aliased : Backing::memory,
+                   .imitate_optimizer = std::move(imitate_optimizer)});
+  scenario_ = definition.make(*context_);
+}
+
+std::unique_ptr<Decoder> RankSetup::make_decoder(Purpose purpose) {
+  const ModelDims& dims = options_.dims;
+  const bool computes = options_.compute == Compute::real && purpose == Purpose::run;
+  const Decoder::Settings settings{.dims = dims,
+                                   .micro_batch = options_.micro_batch,
+                                   .seed = options_.seed,
+                                   .backing = computes ? Backing::memory : Backing::none};
+  if (computes)
+    return std::make_unique<Decoder>(settings, memory_,
+                                     make_real_math(dims, options_.micro_batch, rope_tables_, *kernels_));
+  const ComputeTimes times = !options_.calibration_file.empty() ? read_calibration(options_.calibration_file)
+                             : options_.flops ? times_at(dims, options_.micro_batch * dims.seq, *options_.flops)
+                                              : ComputeTimes{};  // a plan of a real run: time stands still
+  return std::make_unique<Decoder>(settings, memory_, make_timed_math(dims, [=, this](int layer, Direction direction) {
+                                     const auto kind = static_cast<std::size_t>(kind_of_layer(dims, layer));
+                                     imitate(direction == Direction::forward ? times.forward[kind]
+                                                                             : times.backward[kind]);
+                                   }));
+}
+
+void RankSetup::step(int index, bool warmup) {
+  recorder_.begin_step(index, warmup);
+  scenario_->forward_backward(index);
+  if (!warmup && !held_is_known_) {
+    held_is_known_ = true;
+    const MemoryTracker& tracker = memory_.tracker();
+    held_ = {.parameters = tracker.current(Category::parameters),
+             .gradients = tracker.current(Category::gradients),
+             .optimizer = tracker.current(Category::optimizer)};
+  }
+  scenario_->optimizer_step();
+  StepRecord& record = recorder_.end_step(decoder_->tokens() * options_.grad_accum);
+  record.loss = scenario_->loss_sum();            // made global when the window is over
+  record.grad_norm = scenario_->gradient_squares();
+}
+
+void RankSetup::rehearse(int index) {
+  recorder_.set_rehearsal(true);
+  recorder_.begin_step(index, true);
+  scenario_->forward_backward(index);
+  recorder_.end_step(0);
+  recorder_.set_rehearsal(false);
+}
+
+std::vector<LedgerRow> RankSetup::ledger() const {
+  return ledger_rows(scenario_->expected(), held_, recorder_.totals());
+}
+
+}  // namespace shardbench

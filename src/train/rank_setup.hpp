@@ -1,0 +1,58 @@
+// Builds what one rank trains with, in the order of dependence: kernels, decoder, recorder, scenario.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/scenario.hpp"
+#include "src/trace/recorder.hpp"
+#include "src/train/context.hpp"
+
+namespace shardbench {
+
+/// Whether the rank really trains or only plans.
+enum class Purpose { run, plan };
+
+class RankSetup {
+ public:
+  RankSetup(const Options& options, const ScenarioDefinition& definition, World& world, Memory& memory, Purpose purpose);
+
+  [[nodiscard]] const TrainContext& context() const { return *context_; }
+  [[nodiscard]] Recorder& recorder() { return recorder_; }
+  [[nodiscard]] Scenario& scenario() { return *scenario_; }
+  [[nodiscard]] int threads() const { return threads_; }
+
+  /// One optimizer step, recorded. Remembers what is held on entering the first timed optimizer phase.
+  void step(int index, bool warmup);
+  /// Forward and backward without the optimizer, every collective on its own; leaves parameters as they were.
+  void rehearse(int index);
+
+  [[nodiscard]] const StaticBytes& held() const { return held_; }
+  /// The rows for the last step.
+  [[nodiscard]] std::vector<LedgerRow> ledger() const;
+
+ private:
+  std::unique_ptr<Decoder> make_decoder(Purpose purpose);
+  void imitate(double seconds) { world_.imitate_compute(seconds); }
+
+  const Options& options_;
+  World& world_;
+  Memory& memory_;
+  int threads_;
+  std::vector<TensorInfo> tensors_;
+  BufferRef scratch_;
+  RopeTables rope_tables_;
+  std::unique_ptr<kernels::Kernels> kernels_;
+  Recorder recorder_;
+  std::unique_ptr<Decoder> decoder_;
+  std::unique_ptr<TrainContext> context_;
+  std::unique_ptr<Scenario> scenario_;
+  StaticBytes held_;
+  bool held_is_known_ = false;
+};
+
+/// OpenMP threads per rank: --threads, else the CPUs that the ranks of a host share out evenly, at least one.
+int thread_count(const Options& options, const Placement& placement);
+
+}  // namespace shardbench

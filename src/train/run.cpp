@@ -1,0 +1,469 @@
+#include "src/train/run.hpp"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "src/build_info.hpp"
+#include "src/trace/process_memory.hpp"
+#include "src/trace/trace_file.hpp"
+#include "src/train/calibration.hpp"
+#include "src/train/check.hpp"
+#include "src/train/clock_sync.hpp"
+#include "src/train/rank_setup.hpp"
+
+extern char** environ;  // NOLINT: POSIX declares it nowhere
+
+namespace shardbench {
+namespace {
+
+// One cold rehearsal, then this many whose median is kept if a rehearsal takes less than the limit, else one.
+constexpr int rehearsals = 3;
+constexpr double long_rehearsal_s = 0.5;
+
+// Medians of the two halves of the timed steps further apart than this mean that the run had not settled.
+constexpr double steady_tolerance = 0.10;
+
+// Environment that changes results; everything else stays private.
+constexpr const char* recorded_prefixes[] = {"OMP_", "OPENBLAS_", "MPICH_", "UCX_", "NCCL_", "SLURM_NTASKS",
+                                             "SLURM_CPUS_PER_TASK", "SLURM_JOB_NUM_NODES", "SLURM_TASKS_PER_NODE"};
+
+std::string utc_now(const char* format) {
+  const std::time_t now = std::time(nullptr);
+  return fmt::format(fmt::runtime(format), fmt::gmtime(now));
+}
+
+std::string job_name() {
+  const char* job = std::getenv("SLURM_JOB_ID");
+  return job != nullptr ? job : std::to_string(getpid());
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+/// Collects what ranks recorded and writes it; acts on rank 0 and answers it elsewhere.
+class Collector {
+ public:
+  Collector(World& world, TraceFile* file) : world_(world), file_(file) {}
+
+  /// Calls `use(rank, values)` on rank 0 for every rank's values, one rank at a time.
+  template <class T, class Use>
+  void for_each_rank(std::span<const T> values, Use use) {
+    // One rank at a time, so that rank 0 never holds more than one rank's trace beside its own.
+    ControlChannel& control = world_.control();
+    if (control.rank() != 0) {
+      control.receive(0);
+      control.send(0, as_message<T>(values));
+      return;
+    }
+    use(0, values);
+    for (int rank = 1; rank < control.size(); ++rank) {
+      control.send(rank, {});
+      const auto received = from_message<T>(control.receive(rank));
+      use(rank, std::span<const T>(received));
+    }
+  }
+
+  /// The same for structured values, as JSON.
+  template <class Use>
+  void for_each_rank_json(const nlohmann::json& value, Use use) {
+    const std::vector<std::uint8_t> bytes = nlohmann::json::to_cbor(value);
+    for_each_rank<std::uint8_t>(bytes, [&](int rank, std::span<const std::uint8_t> message) {
+      use(rank, nlohmann::json::from_cbor(message.begin(), message.end()));
+    });
+  }
+
+  [[nodiscard]] TraceFile* file() const { return file_; }
+
+ private:
+  World& world_;
+  TraceFile* file_;
+};
+
+class Run {
+ public:
+  Run(Options options, const ScenarioDefinition& definition, World& world, Memory& memory,
+      const std::string& command_line)
+      : options_(std::move(options)),
+        definition_(definition),
+        world_(world),
+        memory_(memory),
+        file_(create_file(command_line)),
+        collector_(world, file_.get()),
+        setup_(options_, definition, world, memory, Purpose::run) {
+    if (options_.check == Check::on) check_.emplace(setup_.context(), world.size());
+  }
+
+  ExitCode execute() {
+    write_ranks();
+    sample_process_memory(-1);
+    write_clocks();
+    calibrate();
+    const bool verified = run_windows() && finish();
+    if (file_) {
+      file_->set("check", options_.check == Check::off ? "off" : verified ? "passed" : "failed");
+      file_->set("steady", is_steady() ? 1 : 0);
+      file_->set_status(verified ? RunStatus::complete : RunStatus::failed);
+      file_->flush();
+      if (verified) print_summary();
+    }
+    return verified ? ExitCode::done : ExitCode::check_failed;
+  }
+
+ private:
+  bool is_root() const { return world_.rank() == 0; }
+  bool writes(TraceLevel level) const { return static_cast<int>(options_.trace) >= static_cast<int>(level); }
+
+  /// On rank 0 the file, elsewhere nothing; its failure is everyone's.
+  std::unique_ptr<TraceFile> create_file(const std::string& command_line) {
+    if (options_.output.empty())
+      options_.output = fmt::format("{}_n{}_{}_{}.h5", definition_.name, world_.size(),
+                                    utc_now("{:%Y%m%dT%H%M%SZ}"), job_name());
+    std::unique_ptr<TraceFile> file;
+    std::string outcome = "ok";
+    if (is_root()) {
+      try {
+        file = std::make_unique<TraceFile>(options_.output, options_.existing_file);
+        write_attributes(*file, command_line);
+        file->flush();
+      } catch (const UsageError& error) {
+        outcome = fmt::format("usage{}", error.what());
+      } catch (const RunError& error) {
+        outcome = fmt::format("error{}", error.what());
+      }
+    }
+    const auto bytes = as_message<char>(outcome);
+    const auto heard = from_message<char>(broadcast(world_.control(), {bytes.begin(), bytes.end()}));
+    outcome.assign(heard.begin(), heard.end());
+    if (outcome.starts_with("usage")) throw UsageError(outcome.substr(5));
+    if (outcome.starts_with("error")) throw AgreedError(outcome.substr(5));
+    return file;
+  }
+
+  void write_attributes(TraceFile& file, const std::string& command_line) {
+    const BuildInfo build = build_info();
+    const nlohmann::json options = nlohmann::json::parse(options_json(options_));
+    const ModelDims& d = options_.dims;
+    file.set("scenario", definition_.name);
+    file.set("world_size", world_.size());
+    file.set("dp", world_.size());
+    file.set("tp", 1);
+    file.set("psi", parameter_count(d).count());
+    file.set("backend", "mpi");
+    file.set("compute", options["compute"].get<std::string>());
+    file.set("payload", options["payload"].get<std::string>());
+    file.set("simulated", world_.simulated() ? 1 : 0);
+    file.set("git_commit", std::string(build.git_commit));
+    file.set("git_dirty", build.git_dirty ? 1 : 0);
+    file.set("build_type", std::string(build.build_type));
+    file.set("created_utc", utc_now("{:%Y-%m-%dT%H:%M:%SZ}"));
+    file.set("command_line", command_line);
+    file.set("mpi_library", world_.library());
+    file.set("hdf5_version", hdf5_version());
+    file.set("nccl_version", "none");
+    file.set("seed", static_cast<std::int64_t>(options_.seed));
+    file.set("launch_id", fmt::format("{}-{}", utc_now("{:%Y%m%dT%H%M%SZ}"), job_name()));
+    file.set("oversubscribed", 0);  // corrected once every rank's placement is known
+    file.set("steady", 0);
+    file.set("check", options_.check == Check::on ? "running" : "off");
+
+    nlohmann::ordered_json config;
+    config["options"] = nlohmann::ordered_json::parse(options_json(options_));
+    config["model"] = {{"layers", d.layers},     {"hidden", d.hidden}, {"heads", d.heads},
+                       {"kv_heads", d.kv_heads}, {"ffn", d.ffn},       {"vocab", d.vocab},
+                       {"seq", d.seq},           {"tied", d.head == Head::tied}, {"psi", parameter_count(d).count()}};
+    config["wait_policy"] = world_.wait_policy();
+    config["threads_per_rank"] = thread_count(options_, world_.placement());
+    config["environment"] = nlohmann::ordered_json::object();
+    for (char** entry = environ; *entry != nullptr; ++entry) {
+      const std::string text(*entry);
+      for (const char* prefix : recorded_prefixes)
+        if (text.starts_with(prefix)) {
+          config["environment"][text.substr(0, text.find('='))] = text.substr(text.find('=') + 1);
+          break;
+        }
+    }
+    file.set_config(config.dump());
+  }
+
+  void write_ranks() {
+    const Placement p = world_.placement();
+    const nlohmann::json own = {{"host", p.host},
+                                {"local_rank", p.local_rank},
+                                {"local_size", p.local_size},
+                                {"allowed_cpus", p.allowed_cpus},
+                                {"host_cpus", p.host_cpus},
+                                {"affinity", p.affinity},
+                                {"pid", static_cast<int>(getpid())},
+                                {"threads", setup_.threads()}};
+    bool oversubscribed = false;
+    collector_.for_each_rank_json(own, [&](int rank, const nlohmann::json& json) {
+      const int threads = json["threads"];
+      oversubscribed = oversubscribed || (!world_.simulated() && json["local_size"].get<int>() * threads >
+                                                                     json["host_cpus"].get<int>());
+      const RankRow row{.rank = rank,
+                        .dp_index = rank,
+                        .tp_index = 0,
+                        .pid = json["pid"],
+                        .threads = threads,
+                        .placement = {.host = json["host"],
+                                      .local_rank = json["local_rank"],
+                                      .local_size = json["local_size"],
+                                      .allowed_cpus = json["allowed_cpus"],
+                                      .host_cpus = json["host_cpus"],
+                                      .affinity = json["affinity"]}};
+      file_->append(std::span<const RankRow>(&row, 1));
+    });
+    if (file_) file_->set("oversubscribed", oversubscribed ? 1 : 0);
+  }
+
+  void write_clocks() {
+    if (!writes(TraceLevel::steps)) return;
+    const auto rows = measure_clocks(world_);
+    if (file_) file_->append(std::span<const ClockRow>(rows));
+  }
+
+  void sample_process_memory(int step) {
+    if (!writes(TraceLevel::steps)) return;
+    const ProcessMemory memory = read_process_memory();
+    const nlohmann::json own = {
+        {"at", world_.now()}, {"rss", memory.rss.count()}, {"hwm", memory.hwm.count()}, {"pss", memory.pss.count()}};
+    collector_.for_each_rank_json(own, [&](int rank, const nlohmann::json& json) {
+      std::vector<MemoryRow> rows;
+      for (const char* kind : {"rss", "hwm", "pss"})
+        rows.push_back({rank, step, json["at"], fmt::format("process_{}", kind), json[kind]});
+      file_->append(std::span<const MemoryRow>(rows));
+    });
+  }
+
+  /// Times each layer's compute and communication alone, without changing parameters.
+  void calibrate() {
+    if (!writes(TraceLevel::steps) || options_.trace != TraceLevel::events) return;
+    const double begin = world_.now();
+    setup_.rehearse(0);
+    setup_.recorder().clear();
+    const int repetitions = maximum(world_.control(), world_.now() - begin) < long_rehearsal_s ? rehearsals : 1;
+    for (int i = 0; i < repetitions; ++i) setup_.rehearse(0);
+    nlohmann::json own = nlohmann::json::array();
+    for (const CalibrationRow& row : summarise_rehearsal(options_.dims, setup_.recorder().events()))
+      own.push_back({row.kind, row.layer, row.direction, row.compute_alone_s, row.communication_alone_s});
+    setup_.recorder().clear();
+
+    // The slowest rank sets the pace.
+    std::vector<CalibrationRow> slowest;
+    collector_.for_each_rank_json(own, [&](int /*rank*/, const nlohmann::json& json) {
+      for (std::size_t i = 0; i < json.size(); ++i) {
+        if (i == slowest.size()) slowest.push_back({json[i][0], json[i][1], json[i][2], 0.0, 0.0});
+        slowest[i].compute_alone_s = std::max(slowest[i].compute_alone_s, json[i][3].get<double>());
+        slowest[i].communication_alone_s = std::max(slowest[i].communication_alone_s, json[i][4].get<double>());
+      }
+    });
+    if (file_) file_->append(std::span<const CalibrationRow>(slowest));
+  }
+
+  /// False as soon as the check fails.
+  bool run_windows() {
+    memory_.tracker().restart_peaks();
+    const int all = options_.warmup + options_.steps;
+    int step = 0;
+    while (step < all) {
+      const int first = step;
+      const int end = std::min(all, first == 0 ? options_.warmup + options_.window : first + options_.window);
+      barrier(world_.control());
+      bool agrees = true;
+      for (; step < end && agrees; ++step) {
+        const bool warmup = step < options_.warmup || (first > 0 && step == first);
+        setup_.step(step, warmup);
+        if (check_) agrees = report(check_->compare_step(step, setup_.scenario()));
+      }
+      make_global(setup_.recorder().steps());
+      flush_window();
+      sample_process_memory(step - 1);
+      if (file_) file_->flush();
+      if (!agrees) return false;
+    }
+    return true;
+  }
+
+  /// Turns this rank's loss sums and gradient squares into the job's loss and gradient norm.
+  void make_global(std::vector<StepRecord>& steps) {
+    std::vector<double> values;
+    for (const StepRecord& step : steps) values.insert(values.end(), {step.loss, step.grad_norm});
+    const std::vector<double> sums = sum(world_.control(), values);
+    const double tokens = static_cast<double>(options_.micro_batch * options_.grad_accum * options_.dims.seq) *
+                          static_cast<double>(world_.size());
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      steps[i].loss = sums[2 * i] / tokens;
+      const bool sharded = setup_.scenario().replication() == Replication::sharded;
+      steps[i].grad_norm = std::sqrt(sharded ? sums[2 * i + 1] : steps[i].grad_norm);
+    }
+  }
+
+  void flush_window() {
+    Recorder& recorder = setup_.recorder();
+    collector_.for_each_rank<StepRecord>(recorder.steps(), [&](int rank, std::span<const StepRecord> steps) {
+      file_->append(rank, steps);
+      remember(steps);
+    });
+    if (options_.trace == TraceLevel::events) {
+      collector_.for_each_rank<Event>(
+          recorder.events(), [&](int rank, std::span<const Event> events) { file_->append(rank, events); });
+      collector_.for_each_rank<MemoryRecord>(recorder.memory(), [&](int rank, std::span<const MemoryRecord> changes) {
+        std::vector<MemoryRow> rows;
+        for (const MemoryRecord& m : changes)
+          rows.push_back({rank, m.step, m.at_s, std::string(name_of(m.category)), m.bytes});
+        file_->append(std::span<const MemoryRow>(rows));
+      });
+    }
+    recorder.clear();
+  }
+
+  /// Keeps, at rank 0, the maximum over ranks of each timed step.
+  void remember(std::span<const StepRecord> steps) {
+    for (const StepRecord& step : steps) {
+      if (step.warmup != 0) continue;
+      StepRecord& slowest = slowest_.try_emplace(step.step, StepRecord{}).first->second;
+      slowest.step_s = std::max(slowest.step_s, step.step_s);
+      slowest.exposed_s = std::max(slowest.exposed_s, step.exposed_s);
+      slowest.tokens += step.tokens;
+      slowest.loss = step.loss;
+    }
+  }
+
+  [[nodiscard]] bool is_steady() const {
+    std::vector<double> first;
+    std::vector<double> second;
+    for (const auto& [step, slowest] : slowest_)
+      (2 * first.size() < slowest_.size() ? first : second).push_back(slowest.step_s);
+    if (second.empty()) return false;
+    return std::abs(median(first) - median(second)) <= steady_tolerance * median(first);
+  }
+
+  bool finish() {
+    write_clocks();
+    bool verified = true;
+    const std::vector<LedgerRow> ledger = setup_.ledger();
+    const LedgerRow* mismatch = first_mismatch(ledger);
+    if (mismatch != nullptr)
+      fmt::print(stderr, "rank {}: ledger: {} should be {} + {} padding, but is {}\n", world_.rank(),
+                 mismatch->quantity, mismatch->expected, mismatch->padding, mismatch->measured);
+    verified = maximum(world_.control(), mismatch == nullptr ? 0.0 : 1.0) == 0.0;
+    if (writes(TraceLevel::steps)) {
+      write_ledger(ledger);
+      write_memory_peaks();
+    }
+    if (check_) verified = report(check_->compare_masters(setup_.scenario())) && verified;
+    if (writes(TraceLevel::steps) && setup_.scenario().state().holds_values()) write_tensors();
+    return verified;
+  }
+
+  bool report(const std::optional<std::string>& failure) {
+    if (failure && is_root()) fmt::print(stderr, "{}: check failed: {}\n", definition_.name, *failure);
+    return !failure;
+  }
+
+  void write_ledger(const std::vector<LedgerRow>& ledger) {
+    nlohmann::json own = nlohmann::json::array();
+    for (const LedgerRow& row : ledger)
+      own.push_back({static_cast<int>(row.axis), row.quantity, row.expected, row.measured, row.padding, row.unit});
+    collector_.for_each_rank_json(own, [&](int rank, const nlohmann::json& json) {
+      std::vector<RankLedgerRow> rows;
+      for (const auto& r : json)
+        rows.push_back({rank, {static_cast<Axis>(r[0].get<int>()), r[1], r[2], r[3], r[4], r[5]}});
+      file_->append(std::span<const RankLedgerRow>(rows));
+    });
+  }
+
+  void write_memory_peaks() {
+    const MemoryTracker& tracker = memory_.tracker();
+    nlohmann::json own;
+    for (std::size_t i = 0; i < category_count; ++i) {
+      const auto category = static_cast<Category>(i);
+      own[std::string(name_of(category))] = tracker.peak(category).count();
+    }
+    own["total_tracked"] = tracker.total_peak().count();
+    const ProcessMemory process = read_process_memory();
+    own["process_rss"] = process.rss.count();
+    own["process_hwm"] = process.hwm.count();
+    own["process_pss"] = process.pss.count();
+    collector_.for_each_rank_json(own, [&](int rank, const nlohmann::json& json) {
+      std::vector<MemoryPeakRow> rows;
+      for (const auto& [category, bytes] : json.items()) rows.push_back({rank, category, bytes});
+      file_->append(std::span<const MemoryPeakRow>(rows));
+      peak_ = std::max(peak_, json["total_tracked"].get<std::int64_t>());
+    });
+  }
+
+  void write_tensors() {
+    const std::vector<TensorInfo>& tensors = setup_.context().tensors;
+    std::vector<double> sums(2 * tensors.size());
+    ResidentState& state = setup_.scenario().state();
+    const bool counts = setup_.scenario().replication() == Replication::sharded || is_root();
+    for (const Slice& slice : state.slices()) {
+      if (!counts) break;
+      const auto t = static_cast<std::size_t>(slice.tensor);
+      for (const float value : state.masters(slice)) {
+        sums[2 * t] += static_cast<double>(value);
+        sums[2 * t + 1] += static_cast<double>(value) * static_cast<double>(value);
+      }
+    }
+    sums = sum(world_.control(), sums);
+    if (!file_) return;
+    std::vector<TensorRow> rows;
+    for (const TensorInfo& tensor : tensors) {
+      const auto t = static_cast<std::size_t>(tensor.index);
+      rows.push_back({tensor.index, tensor.name, tensor.elements().count(), sums[2 * t], sums[2 * t + 1]});
+    }
+    file_->append(std::span<const TensorRow>(rows));
+  }
+
+  void print_summary() const {
+    std::vector<double> steps;
+    std::vector<double> exposed;
+    for (const auto& [step, slowest] : slowest_) {
+      steps.push_back(slowest.step_s);
+      exposed.push_back(slowest.exposed_s);
+    }
+    const StepRecord& last = slowest_.rbegin()->second;
+    fmt::print("{} N={}: step {:.3f} ms (median over {} steps of the maximum over ranks), {:.0f} tokens/s, exposed "
+               "{:.3f} ms, tracked peak {:.1f} MB, loss {:.6f}, check {}\nwrote {}\n",
+               definition_.name, world_.size(), 1e3 * median(steps), steps.size(),
+               static_cast<double>(last.tokens) / median(steps), 1e3 * median(exposed),
+               static_cast<double>(peak_) / 1e6, last.loss, options_.check == Check::on ? "passed" : "off",
+               options_.output);
+  }
+
+  Options options_;
+  const ScenarioDefinition& definition_;
+  World& world_;
+  Memory& memory_;
+  std::unique_ptr<TraceFile> file_;
+  Collector collector_;
+  RankSetup setup_;
+  std::optional<ReferenceCheck> check_;
+  std::map<int, StepRecord> slowest_;
+  std::int64_t peak_ = 0;
+};
+
+}  // namespace
+
+ExitCode run_scenario(Options options, const ScenarioDefinition& definition, World& world, Memory& memory,
+                      const std::string& command_line) {
+  resolve_batch(options, world.size());
+  return Run(std::move(options), definition, world, memory, command_line).execute();
+}
+
+}  // namespace shardbench

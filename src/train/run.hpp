@@ -1,0 +1,15 @@
+// One run of a scenario from the empty file to the complete one.
+#pragma once
+
+#include "src/errors.hpp"
+#include "src/scenario.hpp"
+
+namespace shardbench {
+
+/// Collective over `world`. Creates the output file before the first step, runs warm-up and timed steps in windows,
+/// and finishes the file. Returns done or check_failed alike on every rank; throws UsageError alike on every rank,
+/// anything else where it happens.
+ExitCode run_scenario(Options options, const ScenarioDefinition& definition, World& world, Memory& memory,
+                      const std::string& command_line);
+
+}  // namespace shardbench
