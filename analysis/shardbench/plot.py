@@ -9,7 +9,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from itertools import cycle
 
@@ -72,7 +72,7 @@ STYLE = {
     "grid.color": RULE,
     "grid.linewidth": 0.8,
     "legend.frameon": False,
-    "legend.fontsize": 9.5,
+    "legend.fontsize": 9,
     "legend.handlelength": 1.3,
     "legend.columnspacing": 1.0,
 }
@@ -80,20 +80,20 @@ STYLE = {
 
 @dataclass(frozen=True)
 class Bar:
-    """One lying bar: its parts in drawing order and reference values, all in one base unit."""
+    """One lying bar: its parts in drawing order and reference values, all in one base unit.
+
+    `total` is what is written at its end; parts that peak at different times do not add up to it.
+    """
 
     label: str
     parts: Mapping[str, float]
-    marks: Mapping[str, float | None] = field(default_factory=dict)
-
-    @property
-    def total(self) -> float:
-        return sum(self.parts.values())
+    marks: Mapping[str, float | None]
+    total: float
 
     @property
     def extent(self) -> float:
         """Where the bar and its marks end."""
-        return max(self.total, *(mark or 0.0 for mark in self.marks.values()))
+        return max(sum(self.parts.values()), *(mark or 0.0 for mark in self.marks.values()))
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ def _series_bars(series: Series, chart: BarChart) -> list[Bar]:
 def _step_time_bar(point: Point) -> Bar:
     # What is left of a step may be negative by rounding; a bar cannot.
     lengths = [max(point.typical.parts_s[part], 0.0) * MILLISECONDS for part in PARTS]
-    marks = {"median step": point.step_s.median * MILLISECONDS}
-    return Bar(_size_label(point), dict(zip(STEP_COLOURS, lengths)), marks)
+    median_ms = point.step_s.median * MILLISECONDS
+    return Bar(_size_label(point), dict(zip(STEP_COLOURS, lengths)), {"median step": median_ms}, median_ms)
 
 
 def _static_memory_bar(point: Point) -> Bar | None:
@@ -145,7 +145,7 @@ def _static_memory_bar(point: Point) -> Bar | None:
     if ledger.static_expected is None:
         return None
     marks = {"expected": ledger.static_expected, TEXTBOOK: ledger.static_textbook}
-    return Bar(_size_label(point), ledger.static_bytes, marks)
+    return Bar(_size_label(point), ledger.static_bytes, marks, sum(ledger.static_bytes.values()))
 
 
 def _peak_memory_bar(point: Point) -> Bar | None:
@@ -154,7 +154,7 @@ def _peak_memory_bar(point: Point) -> Bar | None:
         return None
     in_order = {c: peak.by_category[c] for c in MEMORY_COLOURS if c in peak.by_category}
     marks = {"tracked total": None if peak.is_bound else peak.total}
-    return Bar(_size_label(point), in_order | dict(peak.by_category), marks)
+    return Bar(_size_label(point), in_order | dict(peak.by_category), marks, peak.total)
 
 
 def _volume_bar(point: Point) -> Bar | None:
@@ -166,7 +166,7 @@ def _volume_bar(point: Point) -> Bar | None:
         "padding": max(ledger.volume_measured - ledger.volume_expected, 0.0),
     }
     marks = {"measured": ledger.volume_measured, TEXTBOOK: ledger.volume_textbook}
-    return Bar(_size_label(point), parts, marks)
+    return Bar(_size_label(point), parts, marks, ledger.volume_measured)
 
 
 BAR_CHARTS = {

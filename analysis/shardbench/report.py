@@ -83,7 +83,7 @@ FIGURES: Mapping[str, FigureText] = {
     "peak_memory": FigureText(
         "Peak memory by category",
         "Tracked allocations of the rank that needs most. The categories need not peak at the same "
-        "moment: their sum is an upper bound. Line: the exact peak of the total, where recorded.",
+        "moment: their sum is an upper bound. Line and number: the exact peak of the total, where recorded.",
     ),
     "volume": FigureText(
         "Communication volume over dp",

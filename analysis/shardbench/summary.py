@@ -434,7 +434,8 @@ def _oversubscription(launches: Sequence[Launch]) -> Iterator[str]:
         threads, cpus = plural(worst.threads, "thread"), plural(worst.allowed_cpus, "CPU")
         yield (
             f"{plural(len(crowded), 'run')} with more threads than CPUs (up to {worst.size} ranks × "
-            f"{threads}, {cpus} allowed): ranks took turns, so these step times say little about scaling. They are marked with *."
+            f"{threads}, {cpus} allowed): ranks took turns, so these step times say "
+            "little about scaling. They are marked with *."
         )
 
 

@@ -117,6 +117,16 @@ def test_exclusions_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "more threads than CPUs" in page
 
 
+def test_exact_peak_is_written_at_the_bar(tmp_path: Path) -> None:
+    run = synthetic()
+    for rank in range(2):
+        run.tables["memory_peak"].append(dict(rank=rank, category="total_tracked", peak_bytes=21_700))
+    write(tmp_path, run)
+    page = page_of(tmp_path)
+    assert ">21.7</text>" in page  # kB, instead of the sum of the categories' peaks
+    assert ">24.2</text>" not in page
+
+
 def test_failed_check_and_mismatch_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = synthetic(check="failed")
     run.row("ledger", rank=0, quantity="static_bytes")["measured"] += 8
@@ -124,7 +134,8 @@ def test_failed_check_and_mismatch_are_shown(tmp_path: Path, capsys: pytest.Capt
     page = page_of(tmp_path)
     mismatch = "rank 0, world static_bytes: expected 9,600 + padding 0, measured 9,608"
     assert mismatch in capsys.readouterr().out
-    assert f"✗ {mismatch}" in page
+    assert "✗ mismatch" in page
+    assert f"✗ Ledger of zero3, N\u00a0=\u00a02: {mismatch}" in page
     assert "✗ failed" in page
 
 

@@ -97,8 +97,11 @@ class MpiMessageSet final : public MessageSet {
     if (requests_.empty()) return true;
     int done = 0;
     SHARDBENCH_MPI(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE));
-    if (done != 0) requests_.clear();
-    return done != 0;
+    // SMPI may finish the last request and still answer "not yet".
+    const bool finished = done != 0 || std::all_of(requests_.begin(), requests_.end(),
+                                                   [](MPI_Request r) { return r == MPI_REQUEST_NULL; });
+    if (finished) requests_.clear();
+    return finished;
   }
 
  private:
@@ -172,7 +175,7 @@ class MpiControlChannel final : public ControlChannel {
     for (int attempt = 0;; ++attempt) {
       int done = 0;
       SHARDBENCH_MPI(MPI_Test(&request, &done, MPI_STATUS_IGNORE));
-      if (done != 0) return;
+      if (done != 0 || request == MPI_REQUEST_NULL) return;  // (SMPI may finish it and still answer "not yet")
       platform_.pause(attempt, std::span(&outstanding, 1));
     }
   }
