@@ -1,0 +1,32 @@
+# Tests know how many cores they occupy, how long they may take and what they are.
+
+# Python with h5py and pytest: the project's environment where it exists.
+find_program(SHARDBENCH_PYTHON NAMES python PATHS ${PROJECT_SOURCE_DIR}/build/venv/bin NO_DEFAULT_PATH)
+if(NOT SHARDBENCH_PYTHON)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  set(SHARDBENCH_PYTHON ${Python3_EXECUTABLE})
+endif()
+
+# shardbench_add_unit_test(NAME [LIBRARIES ...]): a GoogleTest program from tests/unit/NAME.cpp, without MPI.
+function(shardbench_add_unit_test name)
+  cmake_parse_arguments(ARG "" "" "LIBRARIES" ${ARGN})
+  add_executable(unit_${name} ${name}.cpp)
+  target_link_libraries(unit_${name} PRIVATE shardbench_train shardbench_options GTest::gtest_main ${ARG_LIBRARIES})
+  add_test(NAME unit.${name} COMMAND unit_${name})
+  set_tests_properties(unit.${name} PROPERTIES LABELS unit TIMEOUT 120 ENVIRONMENT "OMP_NUM_THREADS=2")
+endfunction()
+
+# shardbench_add_python_test(NAME FILE LABELS ... [TIMEOUT s] [PROCESSORS n]): one pytest file.
+function(shardbench_add_python_test name file)
+  cmake_parse_arguments(ARG "" "TIMEOUT;PROCESSORS" "LABELS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  if(NOT ARG_PROCESSORS)
+    set(ARG_PROCESSORS 1)
+  endif()
+  add_test(NAME ${name} COMMAND ${SHARDBENCH_PYTHON} -m pytest -q -p no:cacheprovider ${file}
+           WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} PROCESSORS ${ARG_PROCESSORS}
+    ENVIRONMENT "SHARDBENCH_BIN=${CMAKE_BINARY_DIR}/bin;SHARDBENCH_SIM_BIN=${PROJECT_SOURCE_DIR}/build/sim/bin;SHARDBENCH_MPIEXEC=${MPIEXEC_EXECUTABLE};OMP_NUM_THREADS=1;PYTHONDONTWRITEBYTECODE=1")
+endfunction()
