@@ -100,7 +100,6 @@ class Config:
     model: dict[str, Any]
     environment: dict[str, Any]
     wait_policy: str
-    algorithm_used: str
 
 
 @dataclass(frozen=True)

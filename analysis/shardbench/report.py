@@ -261,7 +261,7 @@ def _facts(launch: Launch) -> Iterator[tuple[str, str]]:
     yield "NCCL", attributes.nccl_version or "none"
     yield "backend", attributes.backend
     yield "waiting", launch.config.wait_policy
-    yield "algorithm", launch.config.algorithm_used
+    yield "algorithm", str(launch.config.options.get("algorithm", "unknown"))
     yield "host", ", ".join(launch.hosts)
     yield "threads per rank", str(launch.threads)
     yield "started (UTC)", attributes.created_utc

@@ -106,7 +106,6 @@ def synthetic(
             "model": {"layers": 1, "hidden": 8, "seq": 32, "psi": PSI},
             "environment": {"OMP_NUM_THREADS": "1"},
             "wait_policy": "polite",
-            "algorithm_used": "ring",
         },
     )
     durations = [0.050] * warmup + list(step_s)

@@ -27,6 +27,7 @@ class ReferenceCheck {
   const TrainContext& context_;
   double gradient_tolerance_;
   double master_tolerance_;
+  int last_step_ = 0;
 };
 
 }  // namespace shardbench

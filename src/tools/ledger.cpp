@@ -1,0 +1,211 @@
+// The `ledger` executable: static bytes and communication volume of ZeRO stages, from the textbook's formulas.
+// Runs without MPI.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "src/errors.hpp"
+#include "src/ledger/formulas.hpp"
+
+namespace {
+
+using namespace shardbench;
+
+struct Arguments {
+  double parameters = 0.0;  ///< a double so that 7e9 can be said; whole
+  std::string model;
+  std::vector<std::int64_t> n = {1, 8, 64};
+  std::vector<int> stages = {0, 1, 2, 3};
+  int tp = 1;
+  std::int64_t k = 0;
+  std::string param_dtype = "bf16";
+  std::string reduce_dtype = "fp32";
+  bool fp32_grad_accum = false;
+  std::int64_t grad_accum = 1;
+  std::string reshard = "all";
+  std::string format = "text";
+};
+
+struct Row {
+  LedgerQuestion question;
+  LedgerAnswer answer;
+};
+
+/// The parts of a model that the formulas tell apart.
+struct ModelParts {
+  std::int64_t matrices = 0;  ///< divided by tp
+  std::int64_t norms = 0;     ///< replicated over tp
+  std::int64_t head = 0;      ///< the head's matrix, kept by reshard blocks together with the final norm
+  std::int64_t final_norm = 0;
+};
+
+ModelParts parts_of(const ModelDims& dims) {
+  ModelParts parts;
+  for (const TensorInfo& t : declare_tensors(dims)) {
+    (t.is_norm() ? parts.norms : parts.matrices) += t.elements().count();
+    if (t.role == TensorRole::head) parts.head = t.elements().count();
+    if (t.role == TensorRole::final_norm) parts.final_norm = t.elements().count();
+  }
+  return parts;
+}
+
+std::vector<Row> rows_for(const Arguments& a) {
+  LedgerQuestion question;
+  if (a.parameters != std::floor(a.parameters))
+    throw UsageError(fmt::format("--params {} is not a whole number of parameters", a.parameters));
+  question.sharded_parameters = static_cast<std::int64_t>(a.parameters);
+  question.tp = a.tp;
+  question.param_dtype = a.param_dtype == "bf16" ? DType::bf16 : DType::fp32;
+  question.reduce_dtype = a.reduce_dtype == "bf16" ? DType::bf16 : DType::fp32;
+  question.fp32_grad_accum = a.fp32_grad_accum ? Fp32Accumulation::on : Fp32Accumulation::off;
+  // fp32 parameters are their own masters, which leaves two moments of 4 bytes.
+  question.k = a.k > 0 ? a.k : question.param_dtype == DType::fp32 ? 8 : 12;
+  question.grad_accum = a.grad_accum;
+  question.reshard = a.reshard == "none"     ? ReshardAfterForward::none
+                     : a.reshard == "blocks" ? ReshardAfterForward::blocks
+                                             : ReshardAfterForward::all;
+  if (question.fp32_grad_accum == Fp32Accumulation::on && question.param_dtype == DType::fp32)
+    throw UsageError("--fp32-grad-accum with --param-dtype fp32 would keep the same sum twice; leave one out");
+  if (!a.model.empty()) {
+    const auto dims = find_preset(a.model);
+    if (!dims) throw UsageError(fmt::format("--model {} is unknown; presets: tiny 25m 124m 1b 7b 8b 70b 405b", a.model));
+    const ModelParts parts = parts_of(*dims);
+    question.sharded_parameters = parts.matrices;
+    question.replicated_parameters = parts.norms;
+    question.kept_parameters = parts.head + a.tp * parts.final_norm;
+    if (question.reshard == ReshardAfterForward::blocks && dims->head == Head::tied)
+      throw UsageError("--reshard-after-forward blocks keeps {norm, head}, but this model's head is tied to the "
+                       "embedding, which the root group keeps anyway; use all or none");
+  } else if (question.reshard == ReshardAfterForward::blocks) {
+    throw UsageError("--reshard-after-forward blocks needs to know the head's size; pass --model instead of --params");
+  }
+  std::vector<Row> rows;
+  for (const std::int64_t n : a.n)
+    for (const int stage : a.stages) {
+      question.n = n;
+      question.stage = stage;
+      rows.push_back({question, answer(question)});
+    }
+  return rows;
+}
+
+/// The columns that carry the contract's names, in its order.
+std::vector<std::pair<const char*, Exact>> columns(const LedgerAnswer& a) {
+  return {{"parameters_bytes", a.parameters_bytes},
+          {"gradients_bytes", a.gradients_bytes},
+          {"optimizer_bytes", a.optimizer_bytes},
+          {"static_bytes", a.static_bytes},
+          {"all_reduce_elements", a.all_reduce_elements},
+          {"reduce_scatter_elements", a.reduce_scatter_elements},
+          {"all_gather_elements", a.all_gather_elements},
+          {"volume_elements", a.volume_elements},
+          {"volume_bytes", a.volume_bytes}};
+}
+
+void print_json(const std::vector<Row>& rows) {
+  // Written by hand where a number is integral, because JSON libraries stop at 64 bits.
+  std::string text = "[";
+  for (const Row& row : rows) {
+    text += fmt::format("{}\n {{\"n\": {}, \"stage\": {}", text.size() > 1 ? "," : "", row.question.n, row.question.stage);
+    for (const auto& [name, value] : columns(row.answer)) text += fmt::format(", \"{}\": {}", name, value.text());
+    text += "}";
+  }
+  fmt::print("{}\n]\n", text);
+}
+
+void print_csv(const std::vector<Row>& rows) {
+  fmt::print("n,stage");
+  for (const auto& [name, value] : columns(rows.front().answer)) fmt::print(",{}", name);
+  fmt::print("\n");
+  for (const Row& row : rows) {
+    fmt::print("{},{}", row.question.n, row.question.stage);
+    for (const auto& [name, value] : columns(row.answer)) fmt::print(",{}", value.text());
+    fmt::print("\n");
+  }
+}
+
+void print_text(const std::vector<Row>& rows) {
+  const auto giga = [](const Exact& value) { return fmt::format("{:.9g}", value.value() / 1e9); };
+  fmt::print("per rank; GB and G elements are 1e9; volumes carry (N-1)/N; one optimizer step\n");
+  fmt::print("{:>8} {:>6} {:>14} {:>14} {:>14} {:>14} {:>16} {:>14}\n", "N", "stage", "parameters GB", "gradients GB",
+             "optimizer GB", "static GB", "volume G elem.", "volume GB");
+  for (const Row& row : rows) {
+    const LedgerAnswer& a = row.answer;
+    fmt::print("{:>8} {:>6} {:>14} {:>14} {:>14} {:>14} {:>16} {:>14}\n", row.question.n, row.question.stage,
+               giga(a.parameters_bytes), giga(a.gradients_bytes), giga(a.optimizer_bytes), giga(a.static_bytes),
+               giga(a.volume_elements), giga(a.volume_bytes));
+  }
+}
+
+int run(int argc, char** argv) {
+  Arguments a;
+  CLI::App app("shardbench: ledger of ZeRO stages, per data-parallel rank");
+  auto* params = app.add_option("--params", a.parameters, "parameters of the model")
+                     ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{{"m", 1e6}, {"b", 1e9}},
+                                                       CLI::AsNumberWithUnit::CASE_INSENSITIVE))
+                     ->check(CLI::Range(1.0, 0x1p53));
+  app.add_option("--model", a.model, "preset instead of --params")->excludes(params);
+  app.add_option("--n", a.n, "data-parallel ranks, comma-separated")
+      ->delimiter(',')
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))
+      ->capture_default_str();
+  app.add_option("--stage", a.stages, "0 DDP, 1, 2, 3; comma-separated")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 3))
+      ->capture_default_str();
+  app.add_option("--tp", a.tp, "tensor-parallel ranks")->check(CLI::Range(1, 1 << 16))->capture_default_str();
+  app.add_option("--k", a.k, "optimizer bytes per parameter; default 12, with fp32 parameters 8")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--param-dtype", a.param_dtype, "bf16|fp32")
+      ->check(CLI::IsMember({"bf16", "fp32"}))
+      ->capture_default_str();
+  app.add_option("--reduce-dtype", a.reduce_dtype, "fp32|bf16")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->capture_default_str();
+  app.add_flag("--fp32-grad-accum", a.fp32_grad_accum, "fp32 gradients beside the resting ones");
+  app.add_option("--grad-accum", a.grad_accum, "micro-batches per step")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  app.add_option("--reshard-after-forward", a.reshard, "all|blocks|none (stage 3)")
+      ->check(CLI::IsMember({"all", "blocks", "none"}))
+      ->capture_default_str();
+  app.add_option("--format", a.format, "text|csv|json")
+      ->check(CLI::IsMember({"text", "csv", "json"}))
+      ->capture_default_str();
+  try {
+    app.parse(argc, argv);
+    if (params->count() == 0 && a.model.empty()) throw UsageError("say which model: --params P or --model NAME");
+    const std::vector<Row> rows = rows_for(a);
+    if (a.format == "json") {
+      print_json(rows);
+    } else if (a.format == "csv") {
+      print_csv(rows);
+    } else {
+      print_text(rows);
+    }
+    return static_cast<int>(ExitCode::done);
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    return static_cast<int>(ExitCode::done);
+  } catch (const CLI::ParseError& error) {
+    fmt::print(stderr, "ledger: {}; see --help\n", error.what());
+  } catch (const UsageError& error) {
+    fmt::print(stderr, "ledger: {}\n", error.what());
+  }
+  return static_cast<int>(ExitCode::usage);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "ledger: {}\n", error.what());
+    return static_cast<int>(shardbench::ExitCode::run_failure);
+  }
+}
