@@ -11,7 +11,7 @@ ranks=(1 2 4)
 launches=2
 seed=1
 # Small enough that the whole study takes minutes on two cores.
-options=(--model 25m --layers 2 --vocab 2048 --seq 128 -n 20 -w 3 -c)
+options=(--model 25m --layers 2 --vocab 2048 --seq 64 -n 10 -w 2 -c)
 
 # matplotlib's font cache stays in the checkout, and out of a home that may not be writable.
 export MPLCONFIGDIR=${MPLCONFIGDIR:-$PWD/build/matplotlib}

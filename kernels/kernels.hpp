@@ -27,7 +27,8 @@ struct ConstMatrix {
   std::int64_t columns = 0;
   ConstMatrix() = default;
   ConstMatrix(const float* d, std::int64_t r, std::int64_t c) : data(d), rows(r), columns(c) {}
-  ConstMatrix(const Matrix& m) : data(m.data), rows(m.rows), columns(m.columns) {}  // NOLINT: meant to convert
+  ConstMatrix(const Matrix& m)
+      : data(m.data), rows(m.rows), columns(m.columns) {}  // NOLINT: meant to convert
 };
 
 /// Elements in their storage type: a weight [rows, columns], or a flat range with columns = 1.
@@ -79,26 +80,28 @@ class Kernels {
 
   /// y = x / sqrt(mean(x^2) + epsilon) * weight, row by row
   virtual void rms_norm_forward(Matrix y, ConstMatrix x, TypedView weight, float epsilon) = 0;
-  /// dx += gradient of the input, d_weight[h] += gradient of the weight. `inverse_rms` is scratch of T values.
-  virtual void rms_norm_backward(Matrix dx, std::span<float> d_weight, std::span<float> inverse_rms, ConstMatrix dy,
-                                 ConstMatrix x, TypedView weight, float epsilon) = 0;
+  /// dx += gradient of the input, d_weight[h] += gradient of the weight. `inverse_rms` is scratch of T
+  /// values.
+  virtual void rms_norm_backward(Matrix dx, std::span<float> d_weight, std::span<float> inverse_rms,
+                                 ConstMatrix dy, ConstMatrix x, TypedView weight, float epsilon) = 0;
 
   /// Fills cosines and sines, each [length, head_size/2].
   virtual void rope_table(Matrix cosines, Matrix sines, std::int64_t head_size, double theta) = 0;
   /// Turns every head of x[T, heads*head_size] in place; row t is at position t mod table rows.
   virtual void rope(Matrix x, ConstMatrix cosines, ConstMatrix sines, bodies::Rotation rotation) = 0;
 
-  /// out[T, heads*hd] from q[T, heads*hd], k and v[T, kv_heads*hd]; log_sum_exp[sequences*heads*length] is kept
-  /// for backward instead of the probabilities.
-  virtual void attention_forward(Matrix out, std::span<float> log_sum_exp, ConstMatrix q, ConstMatrix k, ConstMatrix v,
-                                 const AttentionShape& shape) = 0;
+  /// out[T, heads*hd] from q[T, heads*hd], k and v[T, kv_heads*hd]; log_sum_exp[sequences*heads*length] is
+  /// kept for backward instead of the probabilities.
+  virtual void attention_forward(Matrix out, std::span<float> log_sum_exp, ConstMatrix q, ConstMatrix k,
+                                 ConstMatrix v, const AttentionShape& shape) = 0;
   /// Overwrites dq, dk, dv.
   virtual void attention_backward(Matrix dq, Matrix dk, Matrix dv, ConstMatrix d_out, ConstMatrix out,
-                                  std::span<const float> log_sum_exp, ConstMatrix q, ConstMatrix k, ConstMatrix v,
-                                  const AttentionShape& shape) = 0;
+                                  std::span<const float> log_sum_exp, ConstMatrix q, ConstMatrix k,
+                                  ConstMatrix v, const AttentionShape& shape) = 0;
 
   virtual void swiglu_forward(Matrix gated, ConstMatrix gate, ConstMatrix up) = 0;
-  virtual void swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate, ConstMatrix up) = 0;
+  virtual void swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate,
+                               ConstMatrix up) = 0;
 
   /// Losses per row; logits[T, V] become their gradient times `scale`.
   virtual void cross_entropy(std::span<float> losses, Matrix logits, std::span<const std::int32_t> targets,
@@ -114,8 +117,8 @@ class Kernels {
   /// Sum of squares in double, the same for any thread count.
   virtual double sum_of_squares(TypedView values) = 0;
   /// One AdamW step over equally long ranges. With fp32 parameters `parameter.data` may equal `master`.
-  virtual void adamw(std::span<float> master, std::span<float> moment1, std::span<float> moment2, TypedView parameter,
-                     TypedView gradient, const bodies::AdamW& constants) = 0;
+  virtual void adamw(std::span<float> master, std::span<float> moment1, std::span<float> moment2,
+                     TypedView parameter, TypedView gradient, const bodies::AdamW& constants) = 0;
 };
 
 /// fp32 values of scratch that `make_openmp_kernels` needs.

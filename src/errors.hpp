@@ -37,7 +37,8 @@ class InternalError : public std::logic_error {
 };
 
 [[noreturn]] inline void throw_internal_error(const char* expression, const char* file, int line) {
-  throw InternalError(fmt::format("internal error: {} does not hold at {}:{}; please report it", expression, file, line));
+  throw InternalError(
+      fmt::format("internal error: {} does not hold at {}:{}; please report it", expression, file, line));
 }
 
 }  // namespace shardbench

@@ -34,16 +34,18 @@ void say(const std::string& scenario, const std::exception& error) {
 /// Unconnected copies that each believe to be the whole job are refused.
 void check_world_size(const Options& options, int size) {
   if (options.ranks && *options.ranks != size)
-    throw UsageError(fmt::format("--ranks {} was expected, but the world has {} rank{}; is the launcher made for this "
-                                 "MPI library (mpiexec, or srun --mpi=pmi2)?",
-                                 *options.ranks, size, size == 1 ? "" : "s"));
+    throw UsageError(
+        fmt::format("--ranks {} was expected, but the world has {} rank{}; is the launcher made for this "
+                    "MPI library (mpiexec, or srun --mpi=pmi2)?",
+                    *options.ranks, size, size == 1 ? "" : "s"));
   const char* tasks = std::getenv("SLURM_NTASKS");
   const bool has_launcher = std::getenv("PMI_RANK") != nullptr || std::getenv("PMI_FD") != nullptr ||
                             std::getenv("PMIX_RANK") != nullptr;
   if (!options.ranks && size == 1 && !has_launcher && tasks != nullptr && std::atoi(tasks) > 1)
-    throw UsageError(fmt::format("SLURM_NTASKS is {}, but this process is alone in its world of 1 rank; start it with "
-                                 "srun --mpi=pmi2 or mpiexec, or pass --ranks 1",
-                                 tasks));
+    throw UsageError(
+        fmt::format("SLURM_NTASKS is {}, but this process is alone in its world of 1 rank; start it with "
+                    "srun --mpi=pmi2 or mpiexec, or pass --ranks 1",
+                    tasks));
 }
 
 int run(const ScenarioDefinition& definition, const Options& options, const std::string& command_line) {
@@ -76,8 +78,9 @@ int main(int argc, char** argv) {
     const Options options = parse_options(definition.name, definition.options, arguments);
     if (options.show_version) {
       const BuildInfo build = build_info();
-      fmt::print("shardbench {} {} ({}{}, {})\nMPI: {}\nHDF5: {}\n", definition.name, build.version, build.git_commit,
-                 build.git_dirty ? ", modified" : "", build.build_type, mpi_library_version(), hdf5_version());
+      fmt::print("shardbench {} {} ({}{}, {})\nMPI: {}\nHDF5: {}\n", definition.name, build.version,
+                 build.git_commit, build.git_dirty ? ", modified" : "", build.build_type,
+                 mpi_library_version(), hdf5_version());
       return exit_status(ExitCode::done);
     }
     if (options.plan) {

@@ -4,9 +4,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
+#include "src/command_line.hpp"
 #include "src/errors.hpp"
 #include "src/model/initial_state.hpp"
 
@@ -22,14 +23,15 @@ const Choices<DType> dtype_choices = {{"bf16", DType::bf16}, {"fp32", DType::fp3
 const Choices<Layout> layout_choices = {{"per-parameter", Layout::per_parameter}, {"flat", Layout::flat}};
 const Choices<Wrap> wrap_choices = {{"blocks", Wrap::blocks}, {"root", Wrap::root}};
 const Choices<ReshardAfterForward> reshard_choices = {{"all", ReshardAfterForward::all},
-                                               {"blocks", ReshardAfterForward::blocks},
-                                               {"none", ReshardAfterForward::none}};
-const Choices<ReduceScatterWait> rs_wait_choices = {{"next", ReduceScatterWait::next}, {"end", ReduceScatterWait::end}};
+                                                      {"blocks", ReshardAfterForward::blocks},
+                                                      {"none", ReshardAfterForward::none}};
+const Choices<ReduceScatterWait> rs_wait_choices = {{"next", ReduceScatterWait::next},
+                                                    {"end", ReduceScatterWait::end}};
 const Choices<Algorithm> algorithm_choices = {{"auto", Algorithm::automatic},
-                                       {"direct", Algorithm::direct},
-                                       {"ring", Algorithm::ring},
-                                       {"doubling", Algorithm::doubling},
-                                       {"native", Algorithm::native}};
+                                              {"direct", Algorithm::direct},
+                                              {"ring", Algorithm::ring},
+                                              {"doubling", Algorithm::doubling},
+                                              {"native", Algorithm::native}};
 const Choices<Progress> progress_choices = {
     {"none", Progress::none}, {"poll", Progress::poll}, {"thread", Progress::thread}};
 const Choices<Payload> payload_choices = {{"real", Payload::real}, {"phantom", Payload::phantom}};
@@ -50,22 +52,6 @@ std::string list_of(const Choices<T>& choices) {
   return text;
 }
 
-/// Edit distance with unit costs (Wagner & Fischer 1974), for "did you mean".
-std::size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t substitute = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitute});
-    }
-  }
-  return row.back();
-}
-
 /// Options of other scenarios, so that using one is explained instead of merely unknown.
 const std::vector<std::pair<std::string, std::string>>& options_elsewhere() {
   static const std::vector<std::pair<std::string, std::string>> table = {
@@ -84,10 +70,14 @@ const std::vector<std::pair<std::string, std::string>>& options_elsewhere() {
   return table;
 }
 
+/// Names that are kept for what later versions will do.
+constexpr std::array<std::string_view, 3> reserved_options = {"--ranks-per-node", "--jitter", "--contention"};
+
 /// Declares options on a CLI11 app and keeps the text values that are converted after parsing.
 class Parser {
  public:
-  Parser(const std::string& scenario, const std::set<OptionFamily>& families) : app_("shardbench: " + scenario) {
+  Parser(const std::string& scenario, const std::set<OptionFamily>& families)
+      : app_("shardbench: " + scenario) {
     options_.scenario = scenario;
     app_.allow_extras();
     app_.set_help_flag();  // handled by parse(), whose caller owns the output
@@ -131,12 +121,14 @@ class Parser {
       throw CLI::ValidationError(fmt::format("{} {} is not one of {}", flags, text, list_of(choices)));
     };
     app_.add_option_function<std::string>(
-            flags, [convert](const std::string& text) { convert(text); }, fmt::format("{}: {}", list_of(choices), help))
+            flags, [convert](const std::string& text) { convert(text); },
+            fmt::format("{}: {}", list_of(choices), help))
         ->default_str(name_in(choices, value));
   }
 
   void add_model() {
-    app_.add_option("--model", options_.model, "preset: tiny 25m 124m 1b 7b 8b 70b 405b")->capture_default_str();
+    app_.add_option("--model", options_.model, "preset: tiny 25m 124m 1b 7b 8b 70b 405b")
+        ->capture_default_str();
     app_.add_option("--layers", layers_, "override: blocks");
     app_.add_option("--hidden", hidden_, "override: width of the residual stream");
     app_.add_option("--heads", heads_, "override: query heads");
@@ -156,7 +148,8 @@ class Parser {
     accum_ = app_.add_option("--grad-accum", options_.grad_accum, "micro-batches per optimizer step")
                  ->check(positive)
                  ->capture_default_str();
-    app_.add_option("--global-batch", options_.global_batch, "sequences per optimizer step; derives --grad-accum")
+    app_.add_option("--global-batch", options_.global_batch,
+                    "sequences per optimizer step; derives --grad-accum")
         ->check(positive)
         ->excludes(accum_);
     app_.add_option("-n,--steps", options_.steps, "timed optimizer steps")
@@ -168,9 +161,11 @@ class Parser {
     app_.add_option("--window", options_.window, "steps that run back to back between trace flushes")
         ->check(CLI::Range(1, static_cast<int>(step_limit)))
         ->capture_default_str();
-    add_choice("--param-dtype", options_.param_dtype, dtype_choices, "storage of parameters and resting gradients");
+    add_choice("--param-dtype", options_.param_dtype, dtype_choices,
+               "storage of parameters and resting gradients");
     add_choice("--reduce-dtype", options_.reduce_dtype, dtype_choices, "gradients on the wire");
-    app_.add_flag("--fp32-grad-accum", fp32_grad_accum_, "accumulate gradients in fp32 beside the resting ones");
+    app_.add_flag("--fp32-grad-accum", fp32_grad_accum_,
+                  "accumulate gradients in fp32 beside the resting ones");
     app_.add_option("--clip", options_.clip, "clip gradients to this global norm; 0 = off")
         ->check(CLI::Range(0.0, 1e30))
         ->capture_default_str();
@@ -182,11 +177,13 @@ class Parser {
   }
 
   void add_compute() {
-    add_choice("--compute", options_.compute, compute_choices, "a transformer step, or sleeps of the same length");
+    add_choice("--compute", options_.compute, compute_choices,
+               "a transformer step, or sleeps of the same length");
     app_.add_option("--flops", options_.flops, "with timed: sustained FLOP/s to imitate")
         ->check(CLI::Range(1.0, 1e30));
     app_.add_option("--calibration", options_.calibration_file, "with timed: seconds per layer kind (JSON)");
-    app_.add_option("--threads", options_.threads, "OpenMP threads per rank; 0 = allowed CPUs / ranks on the host")
+    app_.add_option("--threads", options_.threads,
+                    "OpenMP threads per rank; 0 = allowed CPUs / ranks on the host")
         ->check(CLI::Range(0, 4096))
         ->capture_default_str();
   }
@@ -204,13 +201,16 @@ class Parser {
                     "all-gathers and reduce-scatters in one order, or in two")
         ->check(CLI::Range(1, 2))
         ->capture_default_str();
-    add_choice("--rs-wait", options_.rs_wait, rs_wait_choices, "wait for a reduce-scatter before the next, or at the end");
+    add_choice("--rs-wait", options_.rs_wait, rs_wait_choices,
+               "wait for a reduce-scatter before the next, or at the end");
   }
 
   void add_communication() {
-    add_choice("--algorithm", options_.algorithm, algorithm_choices, "our schedules, or the library's collectives");
+    add_choice("--algorithm", options_.algorithm, algorithm_choices,
+               "our schedules, or the library's collectives");
     add_choice("--progress", options_.progress, progress_choices, "how pending collectives advance");
-    add_choice("--payload", options_.payload, payload_choices, "phantom: true sizes, no contents (with timed)");
+    add_choice("--payload", options_.payload, payload_choices,
+               "phantom: true sizes, no contents (with timed)");
     app_.add_option("--backend", backend_, "mpi")->capture_default_str();
     app_.add_option("--ranks", options_.ranks, "the world size expected (or, with --plan, planned for)")
         ->check(CLI::Range(1, 1 << 24));
@@ -218,8 +218,10 @@ class Parser {
 
   void add_output() {
     add_choice("--trace", options_.trace, trace_choices, "how much is kept");
-    app_.add_flag("--plan", options_.plan, "print one step's events, ledger and memory as JSON; runs nothing");
-    rank_ = app_.add_option("--rank", options_.plan_rank, "with --plan: whose")->check(CLI::Range(0, 1 << 24));
+    app_.add_flag("--plan", options_.plan,
+                  "print one step's events, ledger and memory as JSON; runs nothing");
+    rank_ =
+        app_.add_option("--rank", options_.plan_rank, "with --plan: whose")->check(CLI::Range(0, 1 << 24));
     app_.add_option("-o,--output", options_.output, "HDF5 file; default <scenario>_n<N>_<time>_<job>.h5");
     app_.add_flag("--overwrite", overwrite_, "replace an existing output file");
   }
@@ -232,23 +234,20 @@ class Parser {
       if (option == name)
         throw UsageError(fmt::format("{} is not an option of {} (it belongs to {}); leave it out", name,
                                      options_.scenario, scenarios));
-    std::string nearest;
-    std::size_t best = std::string::npos;
+    if (std::find(reserved_options.begin(), reserved_options.end(), name) != reserved_options.end())
+      unsupported(name, "the program without it");
+    std::vector<std::string> names;
     for (const CLI::Option* option : app_.get_options())
-      for (const std::string& long_name : option->get_lnames()) {
-        const std::size_t distance = edit_distance(name, "--" + long_name);
-        if (distance < best) {
-          best = distance;
-          nearest = "--" + long_name;
-        }
-      }
-    throw UsageError(fmt::format("unknown option {}: did you mean {}? see --help", name, nearest));
+      for (const std::string& long_name : option->get_lnames()) names.push_back("--" + long_name);
+    throw UsageError(
+        fmt::format("unknown option {}: did you mean {}? see --help", name, nearest_name(name, names)));
   }
 
   void finish() {
     finish_model();
     if (recompute_ != "none") unsupported("--recompute " + recompute_, "none");
-    if (backend_ != "mpi") throw UsageError(fmt::format("--backend {} is not built in; use --backend mpi", backend_));
+    if (backend_ != "mpi")
+      throw UsageError(fmt::format("--backend {} is not built in; use --backend mpi", backend_));
     if (overwrite_) options_.existing_file = ExistingFile::overwrite;
     if (check_) options_.check = Check::on;
     if (fp32_grad_accum_) options_.fp32_grad_accum = Fp32Accumulation::on;
@@ -256,7 +255,8 @@ class Parser {
     finish_prefetch();
 
     if (options_.fp32_grad_accum == Fp32Accumulation::on && options_.param_dtype == DType::fp32)
-      throw UsageError("--fp32-grad-accum with --param-dtype fp32 would keep the same sum twice; leave one out");
+      throw UsageError(
+          "--fp32-grad-accum with --param-dtype fp32 would keep the same sum twice; leave one out");
     const bool timed = options_.compute == Compute::timed;
     const int rates = (options_.flops ? 1 : 0) + (options_.calibration_file.empty() ? 0 : 1);
     if (timed && rates != 1)
@@ -268,14 +268,15 @@ class Parser {
     if (options_.check == Check::on && timed)
       throw UsageError("--check compares numbers, which --compute timed does not produce; leave one out");
     if (options_.plan && options_.plan_rank >= options_.ranks.value_or(1))
-      throw UsageError(fmt::format("--rank {} does not exist among --ranks {}; ranks count from 0", options_.plan_rank,
-                                   options_.ranks.value_or(1)));
+      throw UsageError(fmt::format("--rank {} does not exist among --ranks {}; ranks count from 0",
+                                   options_.plan_rank, options_.ranks.value_or(1)));
     if (!options_.plan && rank_->count() > 0)
       throw UsageError("--rank says whose plan to print; add --plan, or leave it out");
     const std::int64_t all_steps = std::int64_t{options_.steps} + options_.warmup;
     if (all_steps > step_limit)
-      throw UsageError(fmt::format("--warmup + --steps is {}, but steps enter the data's hash below {}; run fewer",
-                                   all_steps, step_limit));
+      throw UsageError(
+          fmt::format("--warmup + --steps is {}, but steps enter the data's hash below {}; run fewer",
+                      all_steps, step_limit));
   }
 
   void finish_model() {
@@ -299,14 +300,16 @@ class Parser {
     validate(d);
     if (d.head == Head::tied) {
       if (wrap_ != nullptr && wrap_->count() > 0 && options_.wrap == Wrap::blocks)
-        throw UsageError("--wrap blocks would put the tied embedding into two groups; use --wrap root or --untied");
+        throw UsageError(
+            "--wrap blocks would put the tied embedding into two groups; use --wrap root or --untied");
       options_.wrap = Wrap::root;
     }
   }
 
   void finish_prefetch() {
     const auto number = [&](const std::string& text) {
-      if (text.empty() || text.size() > 6 || !std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; }))
+      if (text.empty() || text.size() > 6 ||
+          !std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; }))
         throw UsageError(fmt::format("--prefetch {} is not F or F,B with whole numbers from 0", prefetch_));
       return std::stoi(text);
     };
@@ -351,7 +354,8 @@ std::string options_json(const Options& o) {
       {"model", o.model},
       {"micro-batch", o.micro_batch},
       {"grad-accum", o.grad_accum},
-      {"global-batch", o.global_batch ? nlohmann::ordered_json(*o.global_batch) : nlohmann::ordered_json(nullptr)},
+      {"global-batch",
+       o.global_batch ? nlohmann::ordered_json(*o.global_batch) : nlohmann::ordered_json(nullptr)},
       {"steps", o.steps},
       {"warmup", o.warmup},
       {"window", o.window},
@@ -386,16 +390,18 @@ void resolve_batch(Options& options, int dp) {
   const std::int64_t per_micro = options.micro_batch * dp;
   if (options.global_batch) {
     if (*options.global_batch % per_micro != 0)
-      throw UsageError(fmt::format("--global-batch {} is not a multiple of --micro-batch {} x {} data-parallel ranks; "
-                                   "choose a multiple of {}",
-                                   *options.global_batch, options.micro_batch, dp, per_micro));
+      throw UsageError(
+          fmt::format("--global-batch {} is not a multiple of --micro-batch {} x {} data-parallel ranks; "
+                      "choose a multiple of {}",
+                      *options.global_batch, options.micro_batch, dp, per_micro));
     options.grad_accum = *options.global_batch / per_micro;
   }
   const std::int64_t sequences = per_micro * options.grad_accum;
   if (sequences >= sequence_limit)
-    throw UsageError(fmt::format("the global batch would be {} sequences, but sequences enter the data's hash below "
-                                 "{}; use a smaller --micro-batch or --grad-accum",
-                                 sequences, sequence_limit));
+    throw UsageError(
+        fmt::format("the global batch would be {} sequences, but sequences enter the data's hash below "
+                    "{}; use a smaller --micro-batch or --grad-accum",
+                    sequences, sequence_limit));
 }
 
 }  // namespace shardbench

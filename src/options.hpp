@@ -95,8 +95,8 @@ Options parse_options(const std::string& scenario, const std::set<OptionFamily>&
 /// Every effective option under its long name, as JSON text (an object).
 std::string options_json(const Options& options);
 
-/// Fits grad_accum to --global-batch for `dp` data-parallel ranks; throws UsageError where it does not divide or
-/// exceeds the token hash's fields.
+/// Fits grad_accum to --global-batch for `dp` data-parallel ranks; throws UsageError where it does not divide
+/// or exceeds the token hash's fields.
 void resolve_batch(Options& options, int dp);
 
 }  // namespace shardbench

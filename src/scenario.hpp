@@ -22,8 +22,8 @@ class Scenario {
   Scenario& operator=(const Scenario&) = delete;
   virtual ~Scenario() = default;
 
-  /// All micro-batches of an optimizer step; on return state() holds the reduced gradients of the global mean and
-  /// nothing is in flight.
+  /// All micro-batches of an optimizer step; on return state() holds the reduced gradients of the global mean
+  /// and nothing is in flight.
   virtual void forward_backward(int step) = 0;
   /// Clips and updates; afterwards parameters are ready for the next step.
   virtual void optimizer_step() = 0;

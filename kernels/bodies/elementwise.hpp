@@ -47,8 +47,8 @@ struct AdamW {
 /// Decoupled weight decay first, then the Adam update (Loshchilov & Hutter, arXiv:1711.05101).
 /// `parameter` may be the master itself (fp32 parameters) or its rounded copy.
 template <class Parameter, class Gradient>
-SHARDBENCH_BODY void adamw(std::int64_t i, float* master, float* moment1, float* moment2, Parameter* parameter,
-                           const Gradient* gradient, const AdamW& c) {
+SHARDBENCH_BODY void adamw(std::int64_t i, float* master, float* moment1, float* moment2,
+                           Parameter* parameter, const Gradient* gradient, const AdamW& c) {
   const float g = c.gradient_factor * widen(gradient[i]);
   const float m = c.beta1 * moment1[i] + (1.0F - c.beta1) * g;
   const float v = c.beta2 * moment2[i] + (1.0F - c.beta2) * g * g;

@@ -24,9 +24,9 @@ SHARDBENCH_BODY void rms_norm_forward(const Lanes& lanes, float* y, const float*
 /// dx += the gradient of RMSNorm with respect to its input (dx arrives holding the residual's gradient).
 /// With r = 1/rms: dx = r * (w*dy - x * r^2 * mean(w*dy*x)). Also stores r for the weight's gradient.
 template <class Lanes, class Weight>
-SHARDBENCH_BODY void rms_norm_backward_input(const Lanes& lanes, float* dx, float* inverse_rms, const float* dy,
-                                             const float* x, const Weight* weight, std::int64_t width,
-                                             float epsilon) {
+SHARDBENCH_BODY void rms_norm_backward_input(const Lanes& lanes, float* dx, float* inverse_rms,
+                                             const float* dy, const float* x, const Weight* weight,
+                                             std::int64_t width, float epsilon) {
   const float r = reciprocal_rms(lanes, x, width, epsilon);
   float dot = 0.0F;
   for (std::int64_t c = lanes.index; c < width; c += lanes.count) dot += widen(weight[c]) * dy[c] * x[c];
@@ -38,10 +38,12 @@ SHARDBENCH_BODY void rms_norm_backward_input(const Lanes& lanes, float* dx, floa
 
 /// Column c of the RMSNorm weight's gradient: d_weight[c] += sum over rows of dy * x / rms.
 /// One column a call and rows in order: no races and the same sum for any thread count.
-SHARDBENCH_BODY void rms_norm_backward_weight(std::int64_t c, float* d_weight, const float* dy, const float* x,
-                                              const float* inverse_rms, std::int64_t rows, std::int64_t width) {
+SHARDBENCH_BODY void rms_norm_backward_weight(std::int64_t c, float* d_weight, const float* dy,
+                                              const float* x, const float* inverse_rms, std::int64_t rows,
+                                              std::int64_t width) {
   float sum = 0.0F;
-  for (std::int64_t row = 0; row < rows; ++row) sum += dy[row * width + c] * x[row * width + c] * inverse_rms[row];
+  for (std::int64_t row = 0; row < rows; ++row)
+    sum += dy[row * width + c] * x[row * width + c] * inverse_rms[row];
   d_weight[c] += sum;
 }
 
@@ -53,8 +55,8 @@ SHARDBENCH_BODY void embedding_forward(const Lanes& lanes, float* y, const Weigh
 }
 
 /// Column c of the embedding's gradient. Tokens repeat, so rows are summed in token order within one column.
-SHARDBENCH_BODY void embedding_backward(std::int64_t c, float* d_table, const float* dy, const std::int32_t* tokens,
-                                        std::int64_t rows, std::int64_t width) {
+SHARDBENCH_BODY void embedding_backward(std::int64_t c, float* d_table, const float* dy,
+                                        const std::int32_t* tokens, std::int64_t rows, std::int64_t width) {
   for (std::int64_t row = 0; row < rows; ++row) d_table[tokens[row] * width + c] += dy[row * width + c];
 }
 
@@ -64,7 +66,8 @@ template <class Lanes>
 SHARDBENCH_BODY void cross_entropy(const Lanes& lanes, float* loss, float* logits, std::int64_t target,
                                    std::int64_t vocabulary, float scale) {
   float largest = -INFINITY;
-  for (std::int64_t c = lanes.index; c < vocabulary; c += lanes.count) largest = std::fmax(largest, logits[c]);
+  for (std::int64_t c = lanes.index; c < vocabulary; c += lanes.count)
+    largest = std::fmax(largest, logits[c]);
   largest = lanes.maximum(largest);
   float total = 0.0F;
   for (std::int64_t c = lanes.index; c < vocabulary; c += lanes.count) total += std::exp(logits[c] - largest);
@@ -110,7 +113,8 @@ template <class Lanes>
 SHARDBENCH_BODY void causal_softmax(const Lanes& lanes, float* scores, float* log_sum_exp, std::int64_t last,
                                     std::int64_t width, float scale) {
   float largest = -INFINITY;
-  for (std::int64_t c = lanes.index; c <= last; c += lanes.count) largest = std::fmax(largest, scale * scores[c]);
+  for (std::int64_t c = lanes.index; c <= last; c += lanes.count)
+    largest = std::fmax(largest, scale * scores[c]);
   largest = lanes.maximum(largest);
   float total = 0.0F;
   for (std::int64_t c = lanes.index; c <= last; c += lanes.count) {
@@ -119,15 +123,17 @@ SHARDBENCH_BODY void causal_softmax(const Lanes& lanes, float* scores, float* lo
   }
   total = lanes.sum(total);
   const float inverse = 1.0F / total;
-  for (std::int64_t c = lanes.index; c < width; c += lanes.count) scores[c] = c <= last ? scores[c] * inverse : 0.0F;
+  for (std::int64_t c = lanes.index; c < width; c += lanes.count)
+    scores[c] = c <= last ? scores[c] * inverse : 0.0F;
   if (lanes.index == 0) *log_sum_exp = largest + std::log(total);
 }
 
 /// One row of attention backward: from raw scores and dP to P and dS, in place.
 /// P = exp(scale*score - lse), dS = scale * P * (dP - delta), delta = sum(dO * O) of the row.
 template <class Lanes>
-SHARDBENCH_BODY void causal_softmax_backward(const Lanes& lanes, float* scores, float* d_scores, float log_sum_exp,
-                                             float delta, std::int64_t last, std::int64_t width, float scale) {
+SHARDBENCH_BODY void causal_softmax_backward(const Lanes& lanes, float* scores, float* d_scores,
+                                             float log_sum_exp, float delta, std::int64_t last,
+                                             std::int64_t width, float scale) {
   for (std::int64_t c = lanes.index; c < width; c += lanes.count) {
     const float probability = c <= last ? std::exp(scale * scores[c] - log_sum_exp) : 0.0F;
     scores[c] = probability;

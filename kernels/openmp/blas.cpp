@@ -4,9 +4,9 @@
 
 #include "src/errors.hpp"
 
-extern "C" void sgemm_(const char* transpose_a, const char* transpose_b, const int* m, const int* n, const int* k,
-                       const float* alpha, const float* a, const int* lda, const float* b, const int* ldb,
-                       const float* beta, float* c, const int* ldc);
+extern "C" void sgemm_(const char* transpose_a, const char* transpose_b, const int* m, const int* n,
+                       const int* k, const float* alpha, const float* a, const int* lda, const float* b,
+                       const int* ldb, const float* beta, float* c, const int* ldc);
 
 namespace shardbench::kernels {
 namespace {

@@ -66,8 +66,9 @@ class OpenMpKernels final : public Kernels {
     const std::int64_t rows = panel_rows(d_weight.columns, dy.rows);
     for (std::int64_t first = 0; first < d_weight.rows; first += rows) {
       const std::int64_t count = std::min(rows, d_weight.rows - first);
-      gemm({.m = count, .n = x.columns, .k = dy.rows, .beta = 1.0F}, {dy.data + first, dy.columns, Transpose::yes},
-           {x.data, x.columns}, d_weight.data + first * d_weight.columns, d_weight.columns);
+      gemm({.m = count, .n = x.columns, .k = dy.rows, .beta = 1.0F},
+           {dy.data + first, dy.columns, Transpose::yes}, {x.data, x.columns},
+           d_weight.data + first * d_weight.columns, d_weight.columns);
       between_tiles_();
     }
   }
@@ -93,8 +94,8 @@ class OpenMpKernels final : public Kernels {
     for_storage(weight, [&](const auto* w) {
 #pragma omp parallel for schedule(static)
       for (std::int64_t row = 0; row < x.rows; ++row)
-        bodies::rms_norm_forward(bodies::OneLane{}, y.data + row * x.columns, x.data + row * x.columns, w, x.columns,
-                                 epsilon);
+        bodies::rms_norm_forward(bodies::OneLane{}, y.data + row * x.columns, x.data + row * x.columns, w,
+                                 x.columns, epsilon);
     });
     between_tiles_();
   }
@@ -104,8 +105,9 @@ class OpenMpKernels final : public Kernels {
     for_storage(weight, [&](const auto* w) {
 #pragma omp parallel for schedule(static)
       for (std::int64_t row = 0; row < x.rows; ++row)
-        bodies::rms_norm_backward_input(bodies::OneLane{}, dx.data + row * x.columns, inverse_rms.data() + row,
-                                        dy.data + row * x.columns, x.data + row * x.columns, w, x.columns, epsilon);
+        bodies::rms_norm_backward_input(bodies::OneLane{}, dx.data + row * x.columns,
+                                        inverse_rms.data() + row, dy.data + row * x.columns,
+                                        x.data + row * x.columns, w, x.columns, epsilon);
     });
 #pragma omp parallel for schedule(static)
     for (std::int64_t column = 0; column < x.columns; ++column)
@@ -129,23 +131,24 @@ class OpenMpKernels final : public Kernels {
     for (std::int64_t row = 0; row < x.rows; ++row) {
       const std::int64_t entry = (row % cosines.rows) * cosines.columns;
       for (std::int64_t column = 0; column < x.columns; column += head_size)
-        bodies::rope(bodies::OneLane{}, x.data + row * x.columns + column, cosines.data + entry, sines.data + entry,
-                     head_size, rotation);
+        bodies::rope(bodies::OneLane{}, x.data + row * x.columns + column, cosines.data + entry,
+                     sines.data + entry, head_size, rotation);
     }
     between_tiles_();
   }
 
-  void attention_forward(Matrix out, std::span<float> log_sum_exp, ConstMatrix q, ConstMatrix k, ConstMatrix v,
-                         const AttentionShape& shape) override {
+  void attention_forward(Matrix out, std::span<float> log_sum_exp, ConstMatrix q, ConstMatrix k,
+                         ConstMatrix v, const AttentionShape& shape) override {
     const float scale = score_scale(shape);
     for_each_query_tile(shape, [&](const QueryTile& tile, std::span<float> scratch) {
       float* scores = scratch.data();
       const Operand keys{k.data + tile.kv_offset, k.columns, Transpose::yes};
-      gemm({.m = tile.rows, .n = tile.reach, .k = shape.head_size}, {q.data + tile.q_offset, q.columns}, keys, scores,
-           tile.reach);
+      gemm({.m = tile.rows, .n = tile.reach, .k = shape.head_size}, {q.data + tile.q_offset, q.columns}, keys,
+           scores, tile.reach);
       for (std::int64_t row = 0; row < tile.rows; ++row)
         bodies::causal_softmax(bodies::OneLane{}, scores + row * tile.reach,
-                               log_sum_exp.data() + tile.lse_offset + row, tile.first + row, tile.reach, scale);
+                               log_sum_exp.data() + tile.lse_offset + row, tile.first + row, tile.reach,
+                               scale);
       gemm({.m = tile.rows, .n = shape.head_size, .k = tile.reach}, {scores, tile.reach},
            {v.data + tile.kv_offset, v.columns}, out.data + tile.q_offset, out.columns);
     });
@@ -193,7 +196,8 @@ class OpenMpKernels final : public Kernels {
     between_tiles_();
   }
 
-  void swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate, ConstMatrix up) override {
+  void swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate,
+                       ConstMatrix up) override {
     const std::int64_t n = d_gated.rows * d_gated.columns;
 #pragma omp parallel for schedule(static)
     for (std::int64_t i = 0; i < n; ++i)
@@ -326,8 +330,8 @@ class OpenMpKernels final : public Kernels {
     }
   }
 
-  /// Runs tiles of all sequences and heads; query heads that share a kv head stay on one thread, since backward
-  /// adds into that head's dk and dv. BLAS runs single-threaded inside a parallel region.
+  /// Runs tiles of all sequences and heads; query heads that share a kv head stay on one thread, since
+  /// backward adds into that head's dk and dv. BLAS runs single-threaded inside a parallel region.
   template <class Use>
   void for_each_query_tile(const AttentionShape& shape, Use&& use) {
     const std::int64_t group = shape.heads / shape.kv_heads;
@@ -338,8 +342,8 @@ class OpenMpKernels final : public Kernels {
     for (std::int64_t sequence = 0; sequence < shape.sequences; ++sequence)
       for (std::int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
         const int thread = omp_get_thread_num();
-        const auto scratch =
-            scratch_.subspan(static_cast<std::size_t>(thread * per_thread), static_cast<std::size_t>(per_thread));
+        const auto scratch = scratch_.subspan(static_cast<std::size_t>(thread * per_thread),
+                                              static_cast<std::size_t>(per_thread));
         for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
           for (std::int64_t first = 0; first < shape.length; first += query_tile) {
             const std::int64_t rows = std::min(query_tile, shape.length - first);
@@ -351,7 +355,8 @@ class OpenMpKernels final : public Kernels {
                           .kv_offset = sequence * shape.length * kv_columns + kv_head * shape.head_size,
                           .lse_offset = (sequence * shape.heads + head) * shape.length + first},
                 scratch);
-            if (thread == 0) between_tiles_();  // only the thread that entered may call the communication library
+            if (thread == 0)
+              between_tiles_();  // only the thread that entered may call the communication library
           }
       }
   }

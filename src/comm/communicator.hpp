@@ -13,7 +13,8 @@ namespace shardbench {
 enum class Collective { all_reduce, reduce_scatter, all_gather };
 std::string_view name_of(Collective collective);
 
-/// Who carries a collective out. `automatic` is resolved at issue; `local` is a group of one (nothing is sent).
+/// Who carries a collective out. `automatic` is resolved at issue; `local` is a group of one (nothing is
+/// sent).
 enum class Algorithm { automatic, direct, ring, doubling, native, local };
 std::string_view name_of(Algorithm algorithm);
 std::optional<Algorithm> find_algorithm(std::string_view name);
@@ -41,8 +42,9 @@ class PendingCollective {
 
 using Pending = std::unique_ptr<PendingCollective>;
 
-/// A group of ranks whose collectives run one after another in the order they were issued, which must be the same
-/// on every member (the rule of an NCCL communicator). Two communicators over the same ranks progress independently.
+/// A group of ranks whose collectives run one after another in the order they were issued, which must be the
+/// same on every member (the rule of an NCCL communicator). Two communicators over the same ranks progress
+/// independently.
 ///
 /// Every collective works in place on a whole buffer of n equal blocks, n = size():
 ///   all_gather      block rank() holds this rank's contribution; afterwards every block is filled

@@ -8,14 +8,15 @@
 namespace shardbench {
 namespace {
 
-// Blocks are cut into segments of this size, each a chain of its own. Large enough to amortise a message, small
-// enough that adding one segment (about 0.1 ms) hides behind the transfer of the next.
+// Blocks are cut into segments of this size, each a chain of its own. Large enough to amortise a message,
+// small enough that adding one segment (about 0.1 ms) hides behind the transfer of the next.
 constexpr std::int64_t segment_bytes = std::int64_t{1} << 20;
 
 // Up to here a full exchange needs no more messages in flight than a node has cores.
 constexpr int direct_ranks = 8;
 
-// Below this block size latency outweighs bandwidth on every network we know (14 us x 25 GB/s = 350 KB a hop).
+// Below this block size latency outweighs bandwidth on every network we know (14 us x 25 GB/s = 350 KB a
+// hop).
 constexpr std::int64_t small_block_bytes = std::int64_t{32} << 10;
 
 /// The pattern of one schedule: block boundaries, and the segment of each block that a chain handles.
@@ -64,13 +65,15 @@ Step exchange(int to, Range send, int from, Range receive, OnReceive on_receive)
   return step;
 }
 
-OnReceive direct_addition(DType dtype) { return dtype == DType::fp32 ? OnReceive::add : OnReceive::add_in_fp32; }
+OnReceive direct_addition(DType dtype) {
+  return dtype == DType::fp32 ? OnReceive::add : OnReceive::add_in_fp32;
+}
 
 void direct_reduce_scatter(Chain& chain, const Pattern& p, const ScheduleRequest& r, std::int64_t segment) {
   chain.accumulator = p.segment(0, segment);
   for (int i = 1; i < r.ranks; ++i)
-    chain.steps.push_back(
-        exchange(p.rank(i), p.segment(i, segment), p.rank(-i), p.segment(0, segment), direct_addition(r.dtype)));
+    chain.steps.push_back(exchange(p.rank(i), p.segment(i, segment), p.rank(-i), p.segment(0, segment),
+                                   direct_addition(r.dtype)));
 }
 
 void direct_all_gather(Chain& chain, const Pattern& p, const ScheduleRequest& r, std::int64_t segment) {
@@ -81,17 +84,18 @@ void direct_all_gather(Chain& chain, const Pattern& p, const ScheduleRequest& r,
 
 void ring_reduce_scatter(Chain& chain, const Pattern& p, const ScheduleRequest& r, std::int64_t segment) {
   for (int s = 0; s < r.ranks - 1; ++s)
-    chain.steps.push_back(
-        exchange(p.rank(1), p.segment(-s - 1, segment), p.rank(-1), p.segment(-s - 2, segment), OnReceive::add));
+    chain.steps.push_back(exchange(p.rank(1), p.segment(-s - 1, segment), p.rank(-1),
+                                   p.segment(-s - 2, segment), OnReceive::add));
 }
 
 void ring_all_gather(Chain& chain, const Pattern& p, const ScheduleRequest& r, std::int64_t segment) {
   for (int s = 0; s < r.ranks - 1; ++s)
-    chain.steps.push_back(
-        exchange(p.rank(1), p.segment(-s, segment), p.rank(-1), p.segment(-s - 1, segment), OnReceive::store));
+    chain.steps.push_back(exchange(p.rank(1), p.segment(-s, segment), p.rank(-1), p.segment(-s - 1, segment),
+                                   OnReceive::store));
 }
 
-/// Round `distance` of Bruck's all-gather: this rank, holding `distance` blocks from its own on, doubles them.
+/// Round `distance` of Bruck's all-gather: this rank, holding `distance` blocks from its own on, doubles
+/// them.
 Step doubling_step(const Pattern& p, int distance, int ranks, Collective collective) {
   const int count = std::min(distance, ranks - distance);
   Step step;
@@ -116,11 +120,13 @@ void doubling_all_gather(Chain& chain, const Pattern& p, const ScheduleRequest& 
 void doubling_reduce_scatter(Chain& chain, const Pattern& p, const ScheduleRequest& r) {
   int distance = 1;
   while (distance < r.ranks) distance *= 2;
-  while ((distance /= 2) >= 1) chain.steps.push_back(doubling_step(p, distance, r.ranks, Collective::reduce_scatter));
+  while ((distance /= 2) >= 1)
+    chain.steps.push_back(doubling_step(p, distance, r.ranks, Collective::reduce_scatter));
 }
 
 std::int64_t segment_count(const ScheduleRequest& r) {
-  if (r.algorithm == Algorithm::doubling) return 1;  // its messages are runs of blocks, which segments would tear
+  if (r.algorithm == Algorithm::doubling)
+    return 1;  // its messages are runs of blocks, which segments would tear
   const std::int64_t block = ceil_div(r.size.count(), r.ranks) * size_of(r.dtype);
   return std::max<std::int64_t>(1, ceil_div(block, segment_bytes));
 }
@@ -207,7 +213,8 @@ ScheduleScratch allocate_scratch(const Schedule& schedule, DType dtype, Memory& 
   if (schedule.staging() > Elements(0))
     scratch.staging = memory.allocate(Category::workspace, dtype, running * schedule.staging(), backing);
   if (schedule.accumulator() > Elements(0))
-    scratch.accumulator = memory.allocate(Category::workspace, DType::fp32, running * schedule.accumulator(), backing);
+    scratch.accumulator =
+        memory.allocate(Category::workspace, DType::fp32, running * schedule.accumulator(), backing);
   return scratch;
 }
 
@@ -224,13 +231,15 @@ std::string_view name_of(Collective collective) {
 }
 
 namespace {
-constexpr std::array<std::string_view, 6> algorithm_names = {"auto", "direct", "ring", "doubling", "native", "local"};
+constexpr std::array<std::string_view, 6> algorithm_names = {"auto",     "direct", "ring",
+                                                             "doubling", "native", "local"};
 }  // namespace
 
 std::string_view name_of(Algorithm algorithm) { return algorithm_names[static_cast<std::size_t>(algorithm)]; }
 
 std::optional<Algorithm> find_algorithm(std::string_view name) {
-  const auto found = std::find(algorithm_names.begin(), algorithm_names.end() - 1, name);  // local is no choice
+  const auto found =
+      std::find(algorithm_names.begin(), algorithm_names.end() - 1, name);  // local is no choice
   if (found == algorithm_names.end() - 1) return std::nullopt;
   return static_cast<Algorithm>(found - algorithm_names.begin());
 }

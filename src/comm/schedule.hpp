@@ -4,7 +4,8 @@
 //   direct    n-1 pairwise rounds; S(n-1)/n elements sent; sums in fp32 and rounds once
 //   ring      (n-1) alpha + (n-1)/n S/B for all-gather and reduce-scatter, twice that for all-reduce
 //             (Patarasuk & Yuan, JPDC 2009)
-//   doubling  ceil(log2 n) alpha + (n-1)/n S/B for any n: Bruck's circulant graph (Bruck et al., IEEE TPDS 1997),
+//   doubling  ceil(log2 n) alpha + (n-1)/n S/B for any n: Bruck's circulant graph (Bruck et al., IEEE TPDS
+//   1997),
 //             reduce-scatter being its mirror image (Träff, EuroMPI 2023)
 #pragma once
 
@@ -28,8 +29,9 @@ struct Transfer {
 
 enum class OnReceive {
   store,
-  add,            ///< into the buffer, rounding to its dtype each time
-  add_in_fp32,    ///< into the chain's fp32 accumulator, which is rounded into the buffer once, after the last such step
+  add,          ///< into the buffer, rounding to its dtype each time
+  add_in_fp32,  ///< into the chain's fp32 accumulator, which is rounded into the buffer once, after the last
+                ///< such step
 };
 
 /// Messages that may all be in flight at once; the next step starts when they are done and added.
@@ -39,8 +41,8 @@ struct Step {
   OnReceive on_receive = OnReceive::store;
 };
 
-/// Steps in sequence. Chains of one schedule are independent (segments of the same pattern), so that one chain's
-/// additions overlap another's transfers.
+/// Steps in sequence. Chains of one schedule are independent (segments of the same pattern), so that one
+/// chain's additions overlap another's transfers.
 struct Chain {
   std::vector<Step> steps;
   Range accumulator;  ///< what add_in_fp32 sums into

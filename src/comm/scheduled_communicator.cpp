@@ -11,8 +11,8 @@
 namespace shardbench {
 namespace {
 
-// Tags tell chains of one collective apart, and one collective from the next that a faster peer may have begun.
-// MPI guarantees 32767 as the least upper bound of a tag.
+// Tags tell chains of one collective apart, and one collective from the next that a faster peer may have
+// begun. MPI guarantees 32767 as the least upper bound of a tag.
 constexpr int tag_limit = 32768;
 
 /// destination[i] += source[i]. On one thread: it runs between compute tiles or on the progress thread.
@@ -23,7 +23,8 @@ void add_range(To* destination, const From* source, std::int64_t count) {
 
 class ScheduledOperation final : public Operation {
  public:
-  ScheduledOperation(Schedule schedule, ScheduleScratch scratch, BufferRef buffer, Transport& transport, int first_tag)
+  ScheduledOperation(Schedule schedule, ScheduleScratch scratch, BufferRef buffer, Transport& transport,
+                     int first_tag)
       : schedule_(std::move(schedule)),
         scratch_(std::move(scratch)),
         buffer_(std::move(buffer)),
@@ -107,7 +108,8 @@ class ScheduledOperation final : public Operation {
       if (step.on_receive == OnReceive::add_in_fp32) {
         add_range(accumulator(slot), reinterpret_cast<const bodies::BFloat16*>(from), range.count);
       } else if (buffer_->dtype() == DType::fp32) {
-        add_range(reinterpret_cast<float*>(at(range.begin)), reinterpret_cast<const float*>(from), range.count);
+        add_range(reinterpret_cast<float*>(at(range.begin)), reinterpret_cast<const float*>(from),
+                  range.count);
       } else {
         add_range(reinterpret_cast<bodies::BFloat16*>(at(range.begin)),
                   reinterpret_cast<const bodies::BFloat16*>(from), range.count);
@@ -180,15 +182,15 @@ class ScheduledCommunicator final : public Communicator {
     request.algorithm = resolve(algorithm_, request);
     Schedule schedule = make_schedule(request);
     const Bytes sent = bytes_of(request.dtype, schedule.sent());
-    ScheduleScratch scratch =
-        allocate_scratch(schedule, request.dtype, memory_, buffer->holds_values() ? Backing::memory : Backing::aliased);
+    ScheduleScratch scratch = allocate_scratch(schedule, request.dtype, memory_,
+                                               buffer->holds_values() ? Backing::memory : Backing::aliased);
     const int tag = next_tag_;
     next_tag_ = static_cast<int>((static_cast<std::size_t>(next_tag_) + schedule.chains.size()) % tag_limit);
-    auto operation = std::make_shared<ScheduledOperation>(std::move(schedule), std::move(scratch), std::move(buffer),
-                                                          *transport_, tag);
+    auto operation = std::make_shared<ScheduledOperation>(std::move(schedule), std::move(scratch),
+                                                          std::move(buffer), *transport_, tag);
     engine_.submit(queue_, operation);
-    return std::make_unique<EnginePending>(engine_, std::move(operation),
-                                           EnginePending::Facts{.algorithm = request.algorithm, .sent = sent});
+    return std::make_unique<EnginePending>(
+        engine_, std::move(operation), EnginePending::Facts{.algorithm = request.algorithm, .sent = sent});
   }
 
  private:
@@ -202,8 +204,9 @@ class ScheduledCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_scheduled_communicator(std::unique_ptr<Transport> transport, ProgressEngine& engine,
-                                                          Memory& memory, Algorithm algorithm) {
+std::unique_ptr<Communicator> make_scheduled_communicator(std::unique_ptr<Transport> transport,
+                                                          ProgressEngine& engine, Memory& memory,
+                                                          Algorithm algorithm) {
   return std::make_unique<ScheduledCommunicator>(std::move(transport), engine, memory, algorithm);
 }
 

@@ -9,9 +9,11 @@
 
 namespace shardbench {
 
-/// `engine` and `memory` must outlive the communicator; `algorithm` may be automatic, direct, ring or doubling.
-std::unique_ptr<Communicator> make_scheduled_communicator(std::unique_ptr<Transport> transport, ProgressEngine& engine,
-                                                          Memory& memory, Algorithm algorithm);
+/// `engine` and `memory` must outlive the communicator; `algorithm` may be automatic, direct, ring or
+/// doubling.
+std::unique_ptr<Communicator> make_scheduled_communicator(std::unique_ptr<Transport> transport,
+                                                          ProgressEngine& engine, Memory& memory,
+                                                          Algorithm algorithm);
 
 /// A handle on an operation in the engine; keeps buffers and scratch until it is waited for and destroyed.
 class EnginePending final : public PendingCollective {

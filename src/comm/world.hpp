@@ -1,5 +1,5 @@
-// What surrounds one rank: its clock, its peers, its place. Nothing here is global, so that a simulator can run
-// every rank in one process.
+// What surrounds one rank: its clock, its peers, its place. Nothing here is global, so that a simulator can
+// run every rank in one process.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ enum class Progress { none, poll, thread };
 struct Placement {
   std::string host;
   int local_rank = 0;
-  int local_size = 1;   ///< ranks on this host
+  int local_size = 1;    ///< ranks on this host
   int allowed_cpus = 1;  ///< of this rank
   int host_cpus = 1;     ///< that the ranks of this host may use together
   std::string affinity;  ///< CPU list, e.g. "0-3,8"
@@ -52,14 +52,15 @@ class World {
 
   /// Steady (or simulated) seconds since this object was made.
   [[nodiscard]] virtual double now() const = 0;
-  /// Lets time pass as compute would, giving pending collectives their chances to advance (at most 1 ms apart).
+  /// Lets time pass as compute would, giving pending collectives their chances to advance (at most 1 ms
+  /// apart).
   virtual void imitate_compute(double seconds) = 0;
   /// Called between compute tiles; advances pending collectives under Progress::poll.
   virtual void poll() = 0;
 
   virtual ControlChannel& control() = 0;
-  /// A communicator over `members` (world ranks, in group order, this rank among them). Collective: every rank
-  /// calls it at the same time, groups being equal or disjoint.
+  /// A communicator over `members` (world ranks, in group order, this rank among them). Collective: every
+  /// rank calls it at the same time, groups being equal or disjoint.
   virtual std::unique_ptr<Communicator> communicator(std::span<const int> members) = 0;
 
   [[nodiscard]] virtual Placement placement() const = 0;

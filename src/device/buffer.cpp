@@ -15,15 +15,16 @@
 namespace shardbench {
 namespace {
 
-constexpr std::size_t alignment_bytes = 64;                      // a cache line, and AVX-512's widest load
+constexpr std::size_t alignment_bytes = 64;                   // a cache line, and AVX-512's widest load
 constexpr std::int64_t arena_window = std::int64_t{4} << 20;  // physical size of a rank's phantom arena
 
 /// Address space of at least `size` bytes whose windows all map the same physical pages.
 std::shared_ptr<std::byte> map_aliased(Bytes size) {
   const auto fail = [&](const char* call) -> RunError {
-    return RunError(fmt::format("cannot map a phantom arena of {} bytes: {} failed: {}; use a smaller model or "
-                                "raise the address-space limit (ulimit -v)",
-                                size.count(), call, std::strerror(errno)));
+    return RunError(
+        fmt::format("cannot map a phantom arena of {} bytes: {} failed: {}; use a smaller model or "
+                    "raise the address-space limit (ulimit -v)",
+                    size.count(), call, std::strerror(errno)));
   };
   const std::int64_t windows = std::max<std::int64_t>(1, ceil_div(size.count(), arena_window));
   const auto length = static_cast<std::size_t>(windows * arena_window);
@@ -33,20 +34,24 @@ std::shared_ptr<std::byte> map_aliased(Bytes size) {
   if (ftruncate(file, arena_window) != 0) throw fail("ftruncate");
   void* base = mmap(nullptr, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) throw fail("mmap");
-  std::shared_ptr<std::byte> arena(static_cast<std::byte*>(base), [length](std::byte* p) { munmap(p, length); });
+  std::shared_ptr<std::byte> arena(static_cast<std::byte*>(base),
+                                   [length](std::byte* p) { munmap(p, length); });
   for (std::int64_t window = 0; window < windows; ++window)
-    if (mmap(arena.get() + window * arena_window, arena_window, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file,
-             0) == MAP_FAILED)
+    if (mmap(arena.get() + window * arena_window, arena_window, PROT_READ | PROT_WRITE,
+             MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED)
       throw fail("mmap");
   return arena;
 }
 
 std::shared_ptr<std::byte> allocate_real(Category category, Bytes size) {
-  const auto length = (static_cast<std::size_t>(std::max<std::int64_t>(size.count(), 1)) + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
+  const auto length =
+      (static_cast<std::size_t>(std::max<std::int64_t>(size.count(), 1)) + alignment_bytes - 1) /
+      alignment_bytes * alignment_bytes;
   auto* data = static_cast<std::byte*>(std::aligned_alloc(alignment_bytes, length));
   if (data == nullptr)
-    throw RunError(fmt::format("out of memory: {} bytes for {}; use a smaller model, more ranks or --payload phantom",
-                               size.count(), name_of(category)));
+    throw RunError(
+        fmt::format("out of memory: {} bytes for {}; use a smaller model, more ranks or --payload phantom",
+                    size.count(), name_of(category)));
   return {data, [](std::byte* p) { std::free(p); }};
 }
 
@@ -54,7 +59,8 @@ std::shared_ptr<std::byte> allocate_real(Category category, Bytes size) {
 
 std::string_view name_of(Category category) {
   constexpr std::array<std::string_view, category_count> names = {
-      "parameters", "gradients", "optimizer", "gathered_parameters", "reduce_buffers", "activations", "workspace"};
+      "parameters",     "gradients",   "optimizer", "gathered_parameters",
+      "reduce_buffers", "activations", "workspace"};
   return names[static_cast<std::size_t>(category)];
 }
 

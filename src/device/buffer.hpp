@@ -54,7 +54,8 @@ class MemoryTracker {
 /// What stands behind a buffer's bytes.
 enum class Backing {
   memory,   ///< real memory of its own
-  aliased,  ///< an address range of the true size whose pages all alias one small arena; contents are meaningless
+  aliased,  ///< an address range of the true size whose pages all alias one small arena; contents are
+            ///< meaningless
   none,     ///< accounted for only; data() is null
 };
 
@@ -78,8 +79,8 @@ class Buffer {
 
  private:
   friend class Memory;
-  Buffer(std::shared_ptr<MemoryTracker> tracker, Category category, DType dtype, Elements elements, Backing backing,
-         std::shared_ptr<std::byte> data);
+  Buffer(std::shared_ptr<MemoryTracker> tracker, Category category, DType dtype, Elements elements,
+         Backing backing, std::shared_ptr<std::byte> data);
 
   std::shared_ptr<MemoryTracker> tracker_;
   Category category_;

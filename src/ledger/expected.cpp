@@ -87,12 +87,13 @@ Comparison compare(const ExpectedLedger& expected, const StepTotals& totals, Cov
 
 class Rows {
  public:
-  void add(Axis axis, std::string quantity, double expected, double measured, double padding, std::string unit) {
+  void add(Axis axis, std::string quantity, double expected, double measured, double padding,
+           std::string unit) {
     rows_.push_back({axis, std::move(quantity), expected, measured, padding, std::move(unit)});
   }
   void count_and_size(Axis axis, const std::string& name, const Comparison& c) {
-    add(axis, name + "_count", static_cast<double>(c.expected.count), static_cast<double>(c.measured.count), 0.0,
-        "count");
+    add(axis, name + "_count", static_cast<double>(c.expected.count), static_cast<double>(c.measured.count),
+        0.0, "count");
     add(axis, name + "_size", static_cast<double>(c.expected.size), static_cast<double>(c.measured.size),
         static_cast<double>(c.padding.size), "elements");
   }
@@ -120,8 +121,8 @@ ExpectedLedger expected_ddp(const Options& options, std::span<const TensorInfo> 
   return ledger;
 }
 
-ExpectedLedger expected_zero3(const Options& options, std::span<const TensorInfo> tensors, const Grouping& grouping,
-                              std::span<const GroupLayout> layouts, int rank) {
+ExpectedLedger expected_zero3(const Options& options, std::span<const TensorInfo> tensors,
+                              const Grouping& grouping, std::span<const GroupLayout> layouts, int rank) {
   const Elements psi = count(tensors);
   const int ranks = layouts.front().parts();
   const std::int64_t accumulation = options.grad_accum;
@@ -160,7 +161,8 @@ ExpectedLedger expected_zero3(const Options& options, std::span<const TensorInfo
                                   .padding = accumulation * padding});
   };
   expect(Collective::all_gather, Phase::forward, options.param_dtype, groups, psi, forward_padding);
-  expect(Collective::all_gather, Phase::backward, options.param_dtype, backward_gathers, backward, backward_padding);
+  expect(Collective::all_gather, Phase::backward, options.param_dtype, backward_gathers, backward,
+         backward_padding);
   expect(Collective::reduce_scatter, Phase::backward, options.reduce_dtype, groups, psi, forward_padding);
   if (options.clip > 0.0)
     ledger.collectives.push_back({.axis = Axis::world,
@@ -176,11 +178,12 @@ ExpectedLedger expected_zero3(const Options& options, std::span<const TensorInfo
   return ledger;
 }
 
-std::vector<LedgerRow> ledger_rows(const ExpectedLedger& e, const StaticBytes& held, const StepTotals& totals) {
+std::vector<LedgerRow> ledger_rows(const ExpectedLedger& e, const StaticBytes& held,
+                                   const StepTotals& totals) {
   Rows rows;
   const auto bytes = [&](const char* quantity, Bytes expected, Bytes measured) {
-    rows.add(Axis::world, quantity, static_cast<double>(expected.count()), static_cast<double>(measured.count()), 0.0,
-             "bytes");
+    rows.add(Axis::world, quantity, static_cast<double>(expected.count()),
+             static_cast<double>(measured.count()), 0.0, "bytes");
   };
   bytes("parameters_bytes", e.parameters, held.parameters);
   bytes("gradients_bytes", e.gradients, held.gradients);
@@ -203,15 +206,16 @@ std::vector<LedgerRow> ledger_rows(const ExpectedLedger& e, const StaticBytes& h
                           }));
     for (const Collective kind : {Collective::reduce_scatter, Collective::all_reduce})
       rows.count_and_size(axis, std::string(name_of(kind)), compare(e, totals, on_axis(kind)));
-    for (const Collective kind : {Collective::all_gather, Collective::reduce_scatter, Collective::all_reduce}) {
+    for (const Collective kind :
+         {Collective::all_gather, Collective::reduce_scatter, Collective::all_reduce}) {
       const Comparison c = compare(e, totals, on_axis(kind));
       rows.add(axis, fmt::format("{}_elements", name_of(kind)), c.expected.elements, c.measured.elements,
                c.padding.elements, "elements");
     }
     rows.add(axis, "volume_elements", all_of_axis.expected.elements, all_of_axis.measured.elements,
              all_of_axis.padding.elements, "elements");
-    rows.add(axis, "volume_bytes", all_of_axis.expected.bytes, all_of_axis.measured.bytes, all_of_axis.padding.bytes,
-             "bytes");
+    rows.add(axis, "volume_bytes", all_of_axis.expected.bytes, all_of_axis.measured.bytes,
+             all_of_axis.padding.bytes, "bytes");
     if (axis == Axis::dp)
       rows.add(axis, "textbook_volume_elements", e.textbook_volume_elements, all_of_axis.measured.elements,
                all_of_axis.measured.elements - e.textbook_volume_elements, "elements");

@@ -35,11 +35,11 @@ struct ExpectedLedger {
 ExpectedLedger expected_ddp(const Options& options, std::span<const TensorInfo> tensors, std::int64_t buckets,
                             int ranks);
 
-/// ZeRO-3 with A micro-batches and G groups (docs/schedules.md): A*G all-gathers in forward; in backward those of the
-/// groups that were freed; A*G reduce-scatters. Elements over dp, x (N-1)/N: all 3A Psi, blocks A(3 Psi - Psi_last),
-/// none 2A Psi; a root group is gathered once a micro-batch.
-ExpectedLedger expected_zero3(const Options& options, std::span<const TensorInfo> tensors, const Grouping& grouping,
-                              std::span<const GroupLayout> layouts, int rank);
+/// ZeRO-3 with A micro-batches and G groups (docs/schedules.md): A*G all-gathers in forward; in backward
+/// those of the groups that were freed; A*G reduce-scatters. Elements over dp, x (N-1)/N: all 3A Psi, blocks
+/// A(3 Psi - Psi_last), none 2A Psi; a root group is gathered once a micro-batch.
+ExpectedLedger expected_zero3(const Options& options, std::span<const TensorInfo> tensors,
+                              const Grouping& grouping, std::span<const GroupLayout> layouts, int rank);
 
 /// One row of the `ledger` table: measured = expected + padding, except for textbook rows.
 struct LedgerRow {
@@ -59,7 +59,8 @@ struct StaticBytes {
 };
 
 /// Sets the measured step beside the expected one.
-std::vector<LedgerRow> ledger_rows(const ExpectedLedger& expected, const StaticBytes& held, const StepTotals& totals);
+std::vector<LedgerRow> ledger_rows(const ExpectedLedger& expected, const StaticBytes& held,
+                                   const StepTotals& totals);
 
 /// The first row whose measured value is not expected + padding, if any.
 const LedgerRow* first_mismatch(std::span<const LedgerRow> rows);

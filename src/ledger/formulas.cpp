@@ -17,11 +17,14 @@ std::string digits(Exact::Wide value) {
 
 }  // namespace
 
-std::string Exact::text() const { return is_integer() ? digits(numerator / denominator) : fmt::format("{}", value()); }
+std::string Exact::text() const {
+  return is_integer() ? digits(numerator / denominator) : fmt::format("{}", value());
+}
 
 LedgerAnswer answer(const LedgerQuestion& q) {
   // Everything over the common denominator N * tp, so that nothing is rounded before the end.
-  const Exact::Wide psi = static_cast<Exact::Wide>(q.sharded_parameters) + static_cast<Exact::Wide>(q.tp) * q.replicated_parameters;
+  const Exact::Wide psi = static_cast<Exact::Wide>(q.sharded_parameters) +
+                          static_cast<Exact::Wide>(q.tp) * q.replicated_parameters;
   const std::int64_t denominator = q.n * q.tp;
   const auto whole = [&](std::int64_t per_element) { return Exact{psi * per_element * q.n, denominator}; };
   const auto shard = [&](std::int64_t per_element) { return Exact{psi * per_element, denominator}; };
@@ -44,7 +47,8 @@ LedgerAnswer answer(const LedgerQuestion& q) {
   if (q.stage == 1 || q.stage == 2) {
     a.all_gather_elements = moved(1, psi);
   } else if (q.stage == 3) {
-    a.all_gather_elements = moved(q.reshard == ReshardAfterForward::none ? q.grad_accum : 2 * q.grad_accum, psi);
+    a.all_gather_elements =
+        moved(q.reshard == ReshardAfterForward::none ? q.grad_accum : 2 * q.grad_accum, psi);
     if (q.reshard == ReshardAfterForward::blocks)
       a.all_gather_elements.numerator -= moved(q.grad_accum, q.kept_parameters).numerator;
   } else {
@@ -53,9 +57,10 @@ LedgerAnswer answer(const LedgerQuestion& q) {
   a.volume_elements = {
       a.all_reduce_elements.numerator + a.reduce_scatter_elements.numerator + a.all_gather_elements.numerator,
       denominator};
-  a.volume_bytes = {size_of(q.reduce_dtype) * (a.all_reduce_elements.numerator + a.reduce_scatter_elements.numerator) +
-                        p * a.all_gather_elements.numerator,
-                    denominator};
+  a.volume_bytes = {
+      size_of(q.reduce_dtype) * (a.all_reduce_elements.numerator + a.reduce_scatter_elements.numerator) +
+          p * a.all_gather_elements.numerator,
+      denominator};
   return a;
 }
 

@@ -1,4 +1,5 @@
-// The textbook ledger of ZeRO: static bytes and communication volume per rank (Rajbhandari et al., arXiv:1910.02054).
+// The textbook ledger of ZeRO: static bytes and communication volume per rank (Rajbhandari et al.,
+// arXiv:1910.02054).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,9 @@ struct Exact {
   std::int64_t denominator = 1;
 
   [[nodiscard]] bool is_integer() const { return numerator % denominator == 0; }
-  [[nodiscard]] double value() const { return static_cast<double>(numerator) / static_cast<double>(denominator); }
+  [[nodiscard]] double value() const {
+    return static_cast<double>(numerator) / static_cast<double>(denominator);
+  }
   /// Decimal digits when integral, else the shortest decimal that reads back as value().
   [[nodiscard]] std::string text() const;
 };
@@ -24,15 +27,16 @@ struct LedgerQuestion {
   std::int64_t sharded_parameters = 0;     ///< Psi, or with tp the part that tp divides
   std::int64_t replicated_parameters = 0;  ///< with tp: norm weights, which every tp rank holds
   int tp = 1;
-  std::int64_t n = 1;      ///< data-parallel ranks
-  int stage = 0;           ///< 0 DDP, 1, 2, 3
-  std::int64_t k = 12;     ///< optimizer bytes per parameter
+  std::int64_t n = 1;   ///< data-parallel ranks
+  int stage = 0;        ///< 0 DDP, 1, 2, 3
+  std::int64_t k = 12;  ///< optimizer bytes per parameter
   DType param_dtype = DType::bf16;
   DType reduce_dtype = DType::fp32;
   Fp32Accumulation fp32_grad_accum = Fp32Accumulation::off;
   std::int64_t grad_accum = 1;
   ReshardAfterForward reshard = ReshardAfterForward::all;
-  std::int64_t kept_parameters = 0;  ///< with reshard `blocks`: parameters of {norm, head}, as sharded_parameters
+  std::int64_t kept_parameters =
+      0;  ///< with reshard `blocks`: parameters of {norm, head}, as sharded_parameters
 };
 
 struct LedgerAnswer {

@@ -19,17 +19,17 @@ constexpr double rope_theta = 10000.0;
 /// What a block keeps from forward for backward; T tokens. Per token and element size e:
 /// e * (6h + 2*kv + 3*ffn) with the input x, plus 4 bytes per head (docs/memory.md).
 struct BlockActivations {
-  BufferRef normed1;        ///< [T, h]
-  BufferRef q;              ///< [T, h], rotated
-  BufferRef k;              ///< [T, kv], rotated
-  BufferRef v;              ///< [T, kv]
-  BufferRef attention;      ///< [T, h]
-  BufferRef log_sum_exp;    ///< [sequences * heads * length]
-  BufferRef x_middle;       ///< [T, h], after the attention residual
-  BufferRef normed2;        ///< [T, h]
-  BufferRef gate;           ///< [T, ffn]
-  BufferRef up;             ///< [T, ffn]
-  BufferRef gated;          ///< [T, ffn]
+  BufferRef normed1;      ///< [T, h]
+  BufferRef q;            ///< [T, h], rotated
+  BufferRef k;            ///< [T, kv], rotated
+  BufferRef v;            ///< [T, kv]
+  BufferRef attention;    ///< [T, h]
+  BufferRef log_sum_exp;  ///< [sequences * heads * length]
+  BufferRef x_middle;     ///< [T, h], after the attention residual
+  BufferRef normed2;      ///< [T, h]
+  BufferRef gate;         ///< [T, ffn]
+  BufferRef up;           ///< [T, ffn]
+  BufferRef gated;        ///< [T, ffn]
 };
 
 struct HeadActivations {
@@ -40,11 +40,11 @@ struct HeadActivations {
 
 /// Temporaries of one block's backward.
 struct BlockWorkspace {
-  BufferRef d_gated, d_gate, d_up;   ///< [T, ffn]
-  BufferRef d_normed, d_attention;   ///< [T, h]
-  BufferRef dq;                      ///< [T, h]
-  BufferRef dk, dv;                  ///< [T, kv]
-  BufferRef inverse_rms;             ///< [T]
+  BufferRef d_gated, d_gate, d_up;  ///< [T, ffn]
+  BufferRef d_normed, d_attention;  ///< [T, h]
+  BufferRef dq;                     ///< [T, h]
+  BufferRef dk, dv;                 ///< [T, kv]
+  BufferRef inverse_rms;            ///< [T]
 };
 
 struct HeadWorkspace {
@@ -62,16 +62,17 @@ class LayerMath {
   virtual ~LayerMath() = default;
 
   virtual void embedding_forward(const Batch& batch, const WeightTable& weights, const Buffer& y) = 0;
-  virtual void block_forward(int layer, const WeightTable& weights, const Buffer& x, const BlockActivations& kept,
-                             const Buffer& y) = 0;
+  virtual void block_forward(int layer, const WeightTable& weights, const Buffer& x,
+                             const BlockActivations& kept, const Buffer& y) = 0;
   /// Returns the sum of the tokens' losses; logits then hold the gradient of their mean.
   virtual double head_forward(const Batch& batch, const WeightTable& weights, const Buffer& x,
                               const HeadActivations& kept) = 0;
 
   virtual void head_backward(const WeightTable& weights, const GradientTable& gradients, const Buffer& x,
                              const HeadActivations& kept, const HeadWorkspace& work, const Buffer& dx) = 0;
-  virtual void block_backward(int layer, const WeightTable& weights, const GradientTable& gradients, const Buffer& x,
-                              const BlockActivations& kept, const BlockWorkspace& work, const Buffer& dy_dx) = 0;
+  virtual void block_backward(int layer, const WeightTable& weights, const GradientTable& gradients,
+                              const Buffer& x, const BlockActivations& kept, const BlockWorkspace& work,
+                              const Buffer& dy_dx) = 0;
   virtual void embedding_backward(const Batch& batch, const GradientTable& gradients, const Buffer& dy) = 0;
 };
 
@@ -88,7 +89,8 @@ class Decoder {
 
   Decoder(const Settings& settings, Memory& memory, std::unique_ptr<LayerMath> math);
 
-  /// Starts a micro-batch whose rows are global sequences `first_sequence` onwards of the optimizer step's batch.
+  /// Starts a micro-batch whose rows are global sequences `first_sequence` onwards of the optimizer step's
+  /// batch.
   void load_batch(std::int64_t step, std::int64_t first_sequence);
   void forward(int layer, const WeightTable& weights);
   /// Adds the layer's weight gradients; frees the activations that only this layer needed.

@@ -23,17 +23,18 @@ struct BlockTensor {
 };
 
 std::vector<BlockTensor> block_tensors(const ModelDims& d) {
-  return {{TensorRole::norm1, "norm1", d.hidden, 1},       {TensorRole::wq, "wq", d.hidden, d.hidden},
-          {TensorRole::wk, "wk", d.kv_width(), d.hidden},  {TensorRole::wv, "wv", d.kv_width(), d.hidden},
-          {TensorRole::wo, "wo", d.hidden, d.hidden},      {TensorRole::norm2, "norm2", d.hidden, 1},
-          {TensorRole::w1, "w1", d.ffn, d.hidden},         {TensorRole::w3, "w3", d.ffn, d.hidden},
+  return {{TensorRole::norm1, "norm1", d.hidden, 1},      {TensorRole::wq, "wq", d.hidden, d.hidden},
+          {TensorRole::wk, "wk", d.kv_width(), d.hidden}, {TensorRole::wv, "wv", d.kv_width(), d.hidden},
+          {TensorRole::wo, "wo", d.hidden, d.hidden},     {TensorRole::norm2, "norm2", d.hidden, 1},
+          {TensorRole::w1, "w1", d.ffn, d.hidden},        {TensorRole::w3, "w3", d.ffn, d.hidden},
           {TensorRole::w2, "w2", d.hidden, d.ffn}};
 }
 
 }  // namespace
 
 const std::vector<ModelPreset>& model_presets() {
-  // 124m: GPT-2 small's sizes with a Llama block; 1b, 8b, 70b, 405b: Llama 3.x; 7b: Llama 2; tiny and 25m: ours.
+  // 124m: GPT-2 small's sizes with a Llama block; 1b, 8b, 70b, 405b: Llama 3.x; 7b: Llama 2; tiny and 25m:
+  // ours.
   static const std::vector<ModelPreset> presets = {
       {"tiny", {2, 64, 4, 2, 192, 256, 32, Head::own}},
       {"25m", {6, 512, 8, 4, 1408, 8192, 256, Head::own}},
@@ -66,18 +67,20 @@ void validate(const ModelDims& d) {
   positive("vocab", d.vocab, 1 << 24);
   positive("seq", d.seq, (1 << 16) - 1);  // positions enter the token hash below bit 16
   if (d.hidden % d.heads != 0 || d.head_size() % 2 != 0)
-    throw UsageError(fmt::format("--hidden {} over --heads {} must give an even whole head size (RoPE turns pairs); "
-                                 "choose hidden = heads x an even number",
-                                 d.hidden, d.heads));
+    throw UsageError(
+        fmt::format("--hidden {} over --heads {} must give an even whole head size (RoPE turns pairs); "
+                    "choose hidden = heads x an even number",
+                    d.hidden, d.heads));
   if (d.heads % d.kv_heads != 0)
-    throw UsageError(fmt::format("--heads {} is not a multiple of --kv-heads {}; grouped attention needs equal groups",
-                                 d.heads, d.kv_heads));
+    throw UsageError(
+        fmt::format("--heads {} is not a multiple of --kv-heads {}; grouped attention needs equal groups",
+                    d.heads, d.kv_heads));
 }
 
 std::vector<TensorInfo> declare_tensors(const ModelDims& d) {
   std::vector<TensorInfo> tensors;
-  const auto declare = [&](std::string name, TensorRole role, std::int64_t rows, std::int64_t columns, int layer,
-                           double bound) {
+  const auto declare = [&](std::string name, TensorRole role, std::int64_t rows, std::int64_t columns,
+                           int layer, double bound) {
     const int index = static_cast<int>(tensors.size());
     tensors.push_back({index, std::move(name), role, rows, columns, layer, bound});
   };
@@ -92,7 +95,8 @@ std::vector<TensorInfo> declare_tensors(const ModelDims& d) {
       declare(fmt::format("{}.{}", block - 1, t.name), t.role, t.rows, t.columns, block, bound);
     }
   declare("norm", TensorRole::final_norm, d.hidden, 1, d.head_layer(), 0.0);
-  if (d.head == Head::own) declare("head", TensorRole::head, d.vocab, d.hidden, d.head_layer(), initial_bound);
+  if (d.head == Head::own)
+    declare("head", TensorRole::head, d.vocab, d.hidden, d.head_layer(), initial_bound);
   return tensors;
 }
 
@@ -106,13 +110,15 @@ int tensor_index(const ModelDims& d, TensorRole role, int block) {
     case TensorRole::head:
       return d.head == Head::tied ? 0 : after_blocks + 1;
     default:
-      return 1 + tensors_per_block * (block - 1) + (static_cast<int>(role) - static_cast<int>(TensorRole::norm1));
+      return 1 + tensors_per_block * (block - 1) +
+             (static_cast<int>(role) - static_cast<int>(TensorRole::norm1));
   }
 }
 
 std::vector<int> tensors_of_layer(const ModelDims& d, int layer) {
   if (layer == 0) return {0};
-  if (layer == d.head_layer()) return {tensor_index(d, TensorRole::final_norm), tensor_index(d, TensorRole::head)};
+  if (layer == d.head_layer())
+    return {tensor_index(d, TensorRole::final_norm), tensor_index(d, TensorRole::head)};
   std::vector<int> indices(tensors_per_block);
   for (int i = 0; i < tensors_per_block; ++i)
     indices[static_cast<std::size_t>(i)] = tensor_index(d, TensorRole::norm1, layer) + i;

@@ -61,7 +61,8 @@ struct TensorInfo {
   }
 };
 
-/// Tensors in declaration order: embedding; per block norm1 wq wk wv wo norm2 w1 w3 w2; final norm; head unless tied.
+/// Tensors in declaration order: embedding; per block norm1 wq wk wv wo norm2 w1 w3 w2; final norm; head
+/// unless tied.
 std::vector<TensorInfo> declare_tensors(const ModelDims& dims);
 
 /// Declaration index of a tensor; `block` counts from 1 and is ignored for embedding, final_norm and head.
@@ -76,9 +77,9 @@ Elements parameter_count(const ModelDims& dims);
 
 enum class Direction { forward, backward };
 
-/// Model FLOPs of one layer and direction for `tokens` tokens: 2 per parameter and token in a forward product,
-/// twice that in backward, plus attention counted whole (4*h*s per token and block forward). The sum over layers
-/// is 6*(Psi - Psi of an untied input embedding) + 12*L*h*s per token, torchtitan's count.
+/// Model FLOPs of one layer and direction for `tokens` tokens: 2 per parameter and token in a forward
+/// product, twice that in backward, plus attention counted whole (4*h*s per token and block forward). The sum
+/// over layers is 6*(Psi - Psi of an untied input embedding) + 12*L*h*s per token, torchtitan's count.
 double layer_flops(const ModelDims& dims, int layer, Direction direction, std::int64_t tokens);
 
 }  // namespace shardbench

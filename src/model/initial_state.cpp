@@ -18,8 +18,8 @@ void fill_batch(Batch& batch, const ModelDims& dims, std::uint64_t seed, std::in
   batch.targets.resize(batch.inputs.size());
   for (std::int64_t row = 0; row < sequences; ++row) {
     const auto sequence = static_cast<std::uint64_t>(first_sequence + row);
-    const std::uint64_t stream =
-        (seed << 48U) ^ (std::uint64_t{1} << 47U) ^ (static_cast<std::uint64_t>(step) << 32U) ^ (sequence << 16U);
+    const std::uint64_t stream = (seed << 48U) ^ (std::uint64_t{1} << 47U) ^
+                                 (static_cast<std::uint64_t>(step) << 32U) ^ (sequence << 16U);
     const std::size_t offset = static_cast<std::size_t>(row) * length;
     std::uint64_t token = 0;
     for (std::size_t p = 0; p <= length; ++p) {

@@ -41,7 +41,8 @@ class RealMath final : public LayerMath {
     k.linear_forward(rows(*a.v), rows(*a.normed1), w(TensorRole::wv), Output::overwrite);
     k.rope(rows(*a.q), table(tables_.cosines), table(tables_.sines), bodies::Rotation::forward);
     k.rope(rows(*a.k), table(tables_.cosines), table(tables_.sines), bodies::Rotation::forward);
-    k.attention_forward(rows(*a.attention), a.log_sum_exp->floats(), rows(*a.q), rows(*a.k), rows(*a.v), attention_);
+    k.attention_forward(rows(*a.attention), a.log_sum_exp->floats(), rows(*a.q), rows(*a.k), rows(*a.v),
+                        attention_);
     copy(*a.x_middle, x);
     k.linear_forward(rows(*a.x_middle), rows(*a.attention), w(TensorRole::wo), Output::accumulate);
 
@@ -56,7 +57,8 @@ class RealMath final : public LayerMath {
   double head_forward(const Batch& batch, const WeightTable& weights, const Buffer& x,
                       const HeadActivations& a) override {
     kernels::Kernels& k = kernels_;
-    k.rms_norm_forward(rows(*a.normed), rows(x), weights.at(tensor_index(dims_, TensorRole::final_norm)), norm_epsilon);
+    k.rms_norm_forward(rows(*a.normed), rows(x), weights.at(tensor_index(dims_, TensorRole::final_norm)),
+                       norm_epsilon);
     k.linear_forward(rows(*a.logits), rows(*a.normed), weights.at(tensor_index(dims_, TensorRole::head)),
                      Output::overwrite);
     const std::span<float> losses = a.losses->floats();
@@ -72,8 +74,8 @@ class RealMath final : public LayerMath {
     k.linear_backward_weight(gradients.at(head), rows(*a.logits), rows(*a.normed));
     k.linear_backward_input(rows(*work.d_normed), rows(*a.logits), weights.at(head), Output::overwrite);
     k.fill_zero(flat(dx));
-    k.rms_norm_backward(rows(dx), vector(gradients.at(norm)), work.inverse_rms->floats(), rows(*work.d_normed), rows(x),
-                        weights.at(norm), norm_epsilon);
+    k.rms_norm_backward(rows(dx), vector(gradients.at(norm)), work.inverse_rms->floats(),
+                        rows(*work.d_normed), rows(x), weights.at(norm), norm_epsilon);
   }
 
   void block_backward(int layer, const WeightTable& weights, const GradientTable& gradients, const Buffer& x,
@@ -95,8 +97,9 @@ class RealMath final : public LayerMath {
 
     k.linear_backward_weight(dw(TensorRole::wo), d, rows(*a.attention));
     k.linear_backward_input(rows(*work.d_attention), d, w(TensorRole::wo), Output::overwrite);
-    k.attention_backward(rows(*work.dq), rows(*work.dk), rows(*work.dv), rows(*work.d_attention), rows(*a.attention),
-                         a.log_sum_exp->floats(), rows(*a.q), rows(*a.k), rows(*a.v), attention_);
+    k.attention_backward(rows(*work.dq), rows(*work.dk), rows(*work.dv), rows(*work.d_attention),
+                         rows(*a.attention), a.log_sum_exp->floats(), rows(*a.q), rows(*a.k), rows(*a.v),
+                         attention_);
     k.rope(rows(*work.dq), table(tables_.cosines), table(tables_.sines), bodies::Rotation::inverse);
     k.rope(rows(*work.dk), table(tables_.cosines), table(tables_.sines), bodies::Rotation::inverse);
     k.linear_backward_weight(dw(TensorRole::wv), rows(*work.dv), rows(*a.normed1));
@@ -105,8 +108,8 @@ class RealMath final : public LayerMath {
     k.linear_backward_input(rows(*work.d_normed), rows(*work.dv), w(TensorRole::wv), Output::overwrite);
     k.linear_backward_input(rows(*work.d_normed), rows(*work.dk), w(TensorRole::wk), Output::accumulate);
     k.linear_backward_input(rows(*work.d_normed), rows(*work.dq), w(TensorRole::wq), Output::accumulate);
-    k.rms_norm_backward(d, vector(dw(TensorRole::norm1)), work.inverse_rms->floats(), rows(*work.d_normed), rows(x),
-                        w(TensorRole::norm1), norm_epsilon);
+    k.rms_norm_backward(d, vector(dw(TensorRole::norm1)), work.inverse_rms->floats(), rows(*work.d_normed),
+                        rows(x), w(TensorRole::norm1), norm_epsilon);
   }
 
   void embedding_backward(const Batch& batch, const GradientTable& gradients, const Buffer& dy) override {
@@ -125,7 +128,9 @@ class RealMath final : public LayerMath {
   static kernels::TypedView flat(const Buffer& buffer) {
     return {buffer.data(), buffer.dtype(), buffer.elements().count(), 1};
   }
-  static std::span<float> vector(Matrix matrix) { return {matrix.data, static_cast<std::size_t>(matrix.rows)}; }
+  static std::span<float> vector(Matrix matrix) {
+    return {matrix.data, static_cast<std::size_t>(matrix.rows)};
+  }
   void copy(const Buffer& to, const Buffer& from) { kernels_.scaled_copy(flat(to), flat(from), 1.0F); }
 
   ModelDims dims_;
@@ -140,8 +145,11 @@ class TimedMath final : public LayerMath {
   TimedMath(const ModelDims& dims, std::function<void(int, Direction)> run)
       : head_layer_(dims.head_layer()), run_(std::move(run)) {}
 
-  void embedding_forward(const Batch&, const WeightTable&, const Buffer&) override { run_(0, Direction::forward); }
-  void block_forward(int layer, const WeightTable&, const Buffer&, const BlockActivations&, const Buffer&) override {
+  void embedding_forward(const Batch&, const WeightTable&, const Buffer&) override {
+    run_(0, Direction::forward);
+  }
+  void block_forward(int layer, const WeightTable&, const Buffer&, const BlockActivations&,
+                     const Buffer&) override {
     run_(layer, Direction::forward);
   }
   double head_forward(const Batch&, const WeightTable&, const Buffer&, const HeadActivations&) override {
@@ -152,8 +160,8 @@ class TimedMath final : public LayerMath {
                      const HeadWorkspace&, const Buffer&) override {
     run_(head_layer_, Direction::backward);
   }
-  void block_backward(int layer, const WeightTable&, const GradientTable&, const Buffer&, const BlockActivations&,
-                      const BlockWorkspace&, const Buffer&) override {
+  void block_backward(int layer, const WeightTable&, const GradientTable&, const Buffer&,
+                      const BlockActivations&, const BlockWorkspace&, const Buffer&) override {
     run_(layer, Direction::backward);
   }
   void embedding_backward(const Batch&, const GradientTable&, const Buffer&) override {

@@ -4,8 +4,8 @@
 //   in the last backward: all_reduce each bucket as soon as its layers are done, overlapping the layers below
 //   wait for the buckets in order, update everything everywhere
 //
-// Static bytes per rank: 16 Psi. Elements sent per rank and step: 2 Psi (N-1)/N, whatever A. Buckets after PyTorch's
-// DistributedDataParallel: 1 MiB first, then 25 MiB, in reverse declaration order.
+// Static bytes per rank: 16 Psi. Elements sent per rank and step: 2 Psi (N-1)/N, whatever A. Buckets after
+// PyTorch's DistributedDataParallel: 1 MiB first, then 25 MiB, in reverse declaration order.
 #include "src/scenario.hpp"
 #include "src/train/gradient_buckets.hpp"
 #include "src/train/optimizer_step.hpp"
@@ -102,7 +102,9 @@ class Ddp final : public Scenario {
 ScenarioDefinition scenario_definition() {
   return {.name = "ddp",
           .options = {OptionFamily::buckets},
-          .make = [](TrainContext& context) -> std::unique_ptr<Scenario> { return std::make_unique<Ddp>(context); }};
+          .make = [](TrainContext& context) -> std::unique_ptr<Scenario> {
+            return std::make_unique<Ddp>(context);
+          }};
 }
 
 }  // namespace shardbench

@@ -1,13 +1,14 @@
-// ZeRO-3 (FSDP): parameters, gradients and optimizer state are sharded; a group's parameters exist unsharded only
-// while its layer computes.
+// ZeRO-3 (FSDP): parameters, gradients and optimizer state are sharded; a group's parameters exist unsharded
+// only while its layer computes.
 //
 //   for each micro-batch
 //     forward,  layer 0 ... L+1:   all_gather the group (and F groups ahead) -> compute -> free
-//     backward, layer L+1 ... 0:   all_gather the group (and B groups ahead) -> compute -> free -> reduce_scatter
+//     backward, layer L+1 ... 0:   all_gather the group (and B groups ahead) -> compute -> free ->
+//     reduce_scatter
 //   update the own shard; nothing is communicated
 //
-// Static bytes per rank: 16 Psi / N. Elements sent per rank and step: 3 A Psi (N-1)/N, of which prefetch can hide all
-// but the first all-gather and the last reduce-scatter. Schedule after PyTorch FSDP2 (fully_shard).
+// Static bytes per rank: 16 Psi / N. Elements sent per rank and step: 3 A Psi (N-1)/N, of which prefetch can
+// hide all but the first all-gather and the last reduce-scatter. Schedule after PyTorch FSDP2 (fully_shard).
 #include "src/scenario.hpp"
 #include "src/train/gathered_parameters.hpp"
 #include "src/train/gradient_reducer.hpp"
@@ -81,15 +82,16 @@ class Zero3 final : public Scenario {
       if (layer > first_layer_of(group)) continue;  // a root group still serves the embedding
       parameters_.reshard(group);
       if (context_.options.rs_wait == ReduceScatterWait::next) gradients_.wait();
-      gradients_.reduce_scatter(group, micro == 0 ? ResidentState::Accumulate::replace : ResidentState::Accumulate::add);
+      gradients_.reduce_scatter(
+          group, micro == 0 ? ResidentState::Accumulate::replace : ResidentState::Accumulate::add);
     }
     gradients_.wait();
   }
 
   enum class Pass { forward = 1, backward = -1 };
 
-  /// Issues the all-gathers of this layer's group and of the `depth` layers that the pass reaches next, so that they
-  /// travel while this one computes. Groups that are in flight or still unsharded are left alone.
+  /// Issues the all-gathers of this layer's group and of the `depth` layers that the pass reaches next, so
+  /// that they travel while this one computes. Groups that are in flight or still unsharded are left alone.
   void gather_ahead(int layer, Pass pass, int depth) {
     for (int ahead = 0; ahead <= depth; ++ahead) {
       const int next = layer + ahead * static_cast<int>(pass);
@@ -98,8 +100,12 @@ class Zero3 final : public Scenario {
     }
   }
 
-  [[nodiscard]] int group_of(int layer) const { return grouping_.group_of_layer[static_cast<std::size_t>(layer)]; }
-  [[nodiscard]] int first_layer_of(int group) const { return grouping_.groups[static_cast<std::size_t>(group)].id; }
+  [[nodiscard]] int group_of(int layer) const {
+    return grouping_.group_of_layer[static_cast<std::size_t>(layer)];
+  }
+  [[nodiscard]] int first_layer_of(int group) const {
+    return grouping_.groups[static_cast<std::size_t>(group)].id;
+  }
 
   [[nodiscard]] bool is_root(int group) const { return context_.options.wrap == Wrap::root && group == 0; }
 
@@ -120,7 +126,8 @@ class Zero3 final : public Scenario {
     std::vector<GroupLayout> layouts;
     for (const Group& group : grouping_.groups) {
       std::vector<TensorInfo> tensors;
-      for (const int tensor : group.tensors) tensors.push_back(context_.tensors[static_cast<std::size_t>(tensor)]);
+      for (const int tensor : group.tensors)
+        tensors.push_back(context_.tensors[static_cast<std::size_t>(tensor)]);
       layouts.emplace_back(context_.options.layout, tensors, dp_.gather.size());
     }
     return layouts;
@@ -143,7 +150,9 @@ class Zero3 final : public Scenario {
 ScenarioDefinition scenario_definition() {
   return {.name = "zero3",
           .options = {OptionFamily::gather_groups, OptionFamily::ordered_collectives},
-          .make = [](TrainContext& context) -> std::unique_ptr<Scenario> { return std::make_unique<Zero3>(context); }};
+          .make = [](TrainContext& context) -> std::unique_ptr<Scenario> {
+            return std::make_unique<Zero3>(context);
+          }};
 }
 
 }  // namespace shardbench

@@ -33,7 +33,8 @@ std::vector<Slice> GroupLayout::slices(int part) const {
     std::int64_t offset = 0;
     for (const TensorInfo& t : tensors_) {
       const RowRange rows = chunk_of(t.rows, parts_, part);
-      if (rows.count() > 0) result.push_back({t.index, rows.begin * t.columns, rows.count() * t.columns, offset});
+      if (rows.count() > 0)
+        result.push_back({t.index, rows.begin * t.columns, rows.count() * t.columns, offset});
       offset += ceil_div(t.rows, parts_) * t.columns;
     }
     return result;
@@ -48,9 +49,7 @@ std::vector<Slice> GroupLayout::slices(int part) const {
   return result;
 }
 
-bool GroupLayout::in_place() const {
-  return layout_ == Layout::flat || parts_ == 1 || tensors_.size() == 1;
-}
+bool GroupLayout::in_place() const { return layout_ == Layout::flat || parts_ == 1 || tensors_.size() == 1; }
 
 std::vector<Slice> GroupLayout::whole() const {
   std::vector<Slice> result;
@@ -84,7 +83,8 @@ std::vector<Slice> whole_tensors(std::span<const TensorInfo> tensors) {
   return result;
 }
 
-std::vector<Bucket> make_buckets(std::span<const TensorInfo> tensors, DType dtype, Bytes first_cap, Bytes cap) {
+std::vector<Bucket> make_buckets(std::span<const TensorInfo> tensors, DType dtype, Bytes first_cap,
+                                 Bytes cap) {
   std::vector<Bucket> buckets;
   bool open = false;
   for (auto tensor = tensors.rbegin(); tensor != tensors.rend(); ++tensor) {

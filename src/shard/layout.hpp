@@ -17,8 +17,8 @@ struct RowRange {
   bool operator==(const RowRange&) const = default;
 };
 
-/// The part of `rows` that chunk `index` of `parts` holds: ceil(rows/parts) rows each, later chunks may be short or
-/// empty (torch.chunk's rule, with the empty ones kept).
+/// The part of `rows` that chunk `index` of `parts` holds: ceil(rows/parts) rows each, later chunks may be
+/// short or empty (torch.chunk's rule, with the empty ones kept).
 RowRange chunk_of(std::int64_t rows, int parts, int index);
 
 /// Elements [begin, begin + count) of a tensor, stored at `offset` of some buffer.
@@ -52,7 +52,8 @@ class GroupLayout {
   [[nodiscard]] std::vector<Slice> slices(int part) const;
   /// Whether the gathered buffer holds every tensor contiguously, so that nothing need be copied out.
   [[nodiscard]] bool in_place() const;
-  /// Each tensor whole: its offset in the gathered buffer when in_place(), else in a concatenation of the tensors.
+  /// Each tensor whole: its offset in the gathered buffer when in_place(), else in a concatenation of the
+  /// tensors.
   [[nodiscard]] std::vector<Slice> whole() const;
 
  private:
@@ -76,9 +77,10 @@ struct Bucket {
   /// The layer after whose backward all its gradients are final.
   int complete_after_layer = 0;
 };
-/// Fills buckets in reverse declaration order; one closes when its size in `dtype` reaches its cap (`first_cap` for
-/// the first), so it overshoots rather than split a tensor.
-std::vector<Bucket> make_buckets(std::span<const TensorInfo> tensors, DType dtype, Bytes first_cap, Bytes cap);
+/// Fills buckets in reverse declaration order; one closes when its size in `dtype` reaches its cap
+/// (`first_cap` for the first), so it overshoots rather than split a tensor.
+std::vector<Bucket> make_buckets(std::span<const TensorInfo> tensors, DType dtype, Bytes first_cap,
+                                 Bytes cap);
 
 /// Tensors that are gathered together.
 struct Group {

@@ -1,5 +1,5 @@
-// The `ledger` executable: static bytes and communication volume of ZeRO stages, from the textbook's formulas.
-// Runs without MPI.
+// The `ledger` executable: static bytes and communication volume of ZeRO stages, from the textbook's
+// formulas. Runs without MPI.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "src/command_line.hpp"
 #include "src/errors.hpp"
 #include "src/ledger/formulas.hpp"
 
@@ -69,19 +70,24 @@ std::vector<Row> rows_for(const Arguments& a) {
                      : a.reshard == "blocks" ? ReshardAfterForward::blocks
                                              : ReshardAfterForward::all;
   if (question.fp32_grad_accum == Fp32Accumulation::on && question.param_dtype == DType::fp32)
-    throw UsageError("--fp32-grad-accum with --param-dtype fp32 would keep the same sum twice; leave one out");
+    throw UsageError(
+        "--fp32-grad-accum with --param-dtype fp32 would keep the same sum twice; leave one out");
   if (!a.model.empty()) {
     const auto dims = find_preset(a.model);
-    if (!dims) throw UsageError(fmt::format("--model {} is unknown; presets: tiny 25m 124m 1b 7b 8b 70b 405b", a.model));
+    if (!dims)
+      throw UsageError(
+          fmt::format("--model {} is unknown; presets: tiny 25m 124m 1b 7b 8b 70b 405b", a.model));
     const ModelParts parts = parts_of(*dims);
     question.sharded_parameters = parts.matrices;
     question.replicated_parameters = parts.norms;
     question.kept_parameters = parts.head + a.tp * parts.final_norm;
     if (question.reshard == ReshardAfterForward::blocks && dims->head == Head::tied)
-      throw UsageError("--reshard-after-forward blocks keeps {norm, head}, but this model's head is tied to the "
-                       "embedding, which the root group keeps anyway; use all or none");
+      throw UsageError(
+          "--reshard-after-forward blocks keeps {norm, head}, but this model's head is tied to the "
+          "embedding, which the root group keeps anyway; use all or none");
   } else if (question.reshard == ReshardAfterForward::blocks) {
-    throw UsageError("--reshard-after-forward blocks needs to know the head's size; pass --model instead of --params");
+    throw UsageError(
+        "--reshard-after-forward blocks needs to know the head's size; pass --model instead of --params");
   }
   std::vector<Row> rows;
   for (const std::int64_t n : a.n)
@@ -110,8 +116,10 @@ void print_json(const std::vector<Row>& rows) {
   // Written by hand where a number is integral, because JSON libraries stop at 64 bits.
   std::string text = "[";
   for (const Row& row : rows) {
-    text += fmt::format("{}\n {{\"n\": {}, \"stage\": {}", text.size() > 1 ? "," : "", row.question.n, row.question.stage);
-    for (const auto& [name, value] : columns(row.answer)) text += fmt::format(", \"{}\": {}", name, value.text());
+    text += fmt::format("{}\n {{\"n\": {}, \"stage\": {}", text.size() > 1 ? "," : "", row.question.n,
+                        row.question.stage);
+    for (const auto& [name, value] : columns(row.answer))
+      text += fmt::format(", \"{}\": {}", name, value.text());
     text += "}";
   }
   fmt::print("{}\n]\n", text);
@@ -131,13 +139,13 @@ void print_csv(const std::vector<Row>& rows) {
 void print_text(const std::vector<Row>& rows) {
   const auto giga = [](const Exact& value) { return fmt::format("{:.9g}", value.value() / 1e9); };
   fmt::print("per rank; GB and G elements are 1e9; volumes carry (N-1)/N; one optimizer step\n");
-  fmt::print("{:>8} {:>6} {:>14} {:>14} {:>14} {:>14} {:>16} {:>14}\n", "N", "stage", "parameters GB", "gradients GB",
-             "optimizer GB", "static GB", "volume G elem.", "volume GB");
+  fmt::print("{:>8} {:>6} {:>14} {:>14} {:>14} {:>14} {:>16} {:>14}\n", "N", "stage", "parameters GB",
+             "gradients GB", "optimizer GB", "static GB", "volume G elem.", "volume GB");
   for (const Row& row : rows) {
     const LedgerAnswer& a = row.answer;
     fmt::print("{:>8} {:>6} {:>14} {:>14} {:>14} {:>14} {:>16} {:>14}\n", row.question.n, row.question.stage,
-               giga(a.parameters_bytes), giga(a.gradients_bytes), giga(a.optimizer_bytes), giga(a.static_bytes),
-               giga(a.volume_elements), giga(a.volume_bytes));
+               giga(a.parameters_bytes), giga(a.gradients_bytes), giga(a.optimizer_bytes),
+               giga(a.static_bytes), giga(a.volume_elements), giga(a.volume_bytes));
   }
 }
 
@@ -176,9 +184,19 @@ int run(int argc, char** argv) {
   app.add_option("--format", a.format, "text|csv|json")
       ->check(CLI::IsMember({"text", "csv", "json"}))
       ->capture_default_str();
+  app.allow_extras();
   try {
     app.parse(argc, argv);
-    if (params->count() == 0 && a.model.empty()) throw UsageError("say which model: --params P or --model NAME");
+    if (!app.remaining().empty()) {
+      std::vector<std::string> names;
+      for (const CLI::Option* option : app.get_options())
+        for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+      const std::string extra = app.remaining().front();
+      throw UsageError(
+          fmt::format("unknown argument {}: did you mean {}? see --help", extra, nearest_name(extra, names)));
+    }
+    if (params->count() == 0 && a.model.empty())
+      throw UsageError("say which model: --params P or --model NAME");
     const std::vector<Row> rows = rows_for(a);
     if (a.format == "json") {
       print_json(rows);

@@ -11,8 +11,8 @@ std::string_view name_of(Phase phase) {
   return names[static_cast<std::size_t>(phase)];
 }
 std::string_view name_of(EventKind kind) {
-  constexpr std::array<std::string_view, 7> names = {"compute", "all_reduce", "reduce_scatter", "all_gather",
-                                                     "copy_in", "copy_out",   "wait"};
+  constexpr std::array<std::string_view, 7> names = {
+      "compute", "all_reduce", "reduce_scatter", "all_gather", "copy_in", "copy_out", "wait"};
   return names[static_cast<std::size_t>(kind)];
 }
 std::string_view name_of(Stream stream) { return stream == Stream::compute ? "compute" : "comm"; }

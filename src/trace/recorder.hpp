@@ -15,7 +15,15 @@
 namespace shardbench {
 
 enum class Phase : std::uint8_t { forward, backward, optimizer };
-enum class EventKind : std::uint8_t { compute, all_reduce, reduce_scatter, all_gather, copy_in, copy_out, wait };
+enum class EventKind : std::uint8_t {
+  compute,
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  copy_in,
+  copy_out,
+  wait
+};
 enum class Stream : std::uint8_t { compute, comm };
 enum class Axis : std::uint8_t { none, world, dp, tp };
 std::string_view name_of(Phase phase);
@@ -39,7 +47,7 @@ struct CollectiveFacts {
   Algorithm algorithm = Algorithm::local;
   DType dtype = DType::fp32;
   int group_size = 1;
-  Elements size;              ///< S as nccl-tests defines it, padding included
+  Elements size;                ///< S as nccl-tests defines it, padding included
   std::int64_t sent_bytes = 0;  ///< -1 where the library does not tell
 };
 
@@ -142,8 +150,8 @@ class Recorder {
   };
   void collective_done(std::size_t id, const CompletedWait& times);
 
-  /// In a rehearsal every collective is waited for as soon as it is issued, so that compute and communication are
-  /// each timed alone.
+  /// In a rehearsal every collective is waited for as soon as it is issued, so that compute and communication
+  /// are each timed alone.
   void set_rehearsal(bool rehearsal) { rehearsal_ = rehearsal; }
   [[nodiscard]] bool rehearsal() const { return rehearsal_; }
 

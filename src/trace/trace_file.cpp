@@ -18,8 +18,9 @@
 namespace shardbench {
 namespace {
 
-constexpr hsize_t chunk_rows = 4096;  // an events chunk of 0.8 MB: large enough to compress, below HDF5's 1 MiB cache
-constexpr unsigned deflate_level = 1;      // columns repeat; higher levels cost time without gaining size
+constexpr hsize_t chunk_rows =
+    4096;  // an events chunk of 0.8 MB: large enough to compress, below HDF5's 1 MiB cache
+constexpr unsigned deflate_level = 1;  // columns repeat; higher levels cost time without gaining size
 
 /// Owns any HDF5 identifier.
 class Id {
@@ -287,8 +288,9 @@ class Table {
     check(H5Pset_chunk(properties.get(), 1, &chunk_rows), "H5Pset_chunk");
     check(H5Pset_shuffle(properties.get()), "H5Pset_shuffle");
     check(H5Pset_deflate(properties.get(), deflate_level), "H5Pset_deflate");
-    dataset_ = Id(H5Dcreate2(file, name, type_.get(), space.get(), H5P_DEFAULT, properties.get(), H5P_DEFAULT),
-                  H5Dclose, "H5Dcreate2");
+    dataset_ =
+        Id(H5Dcreate2(file, name, type_.get(), space.get(), H5P_DEFAULT, properties.get(), H5P_DEFAULT),
+           H5Dclose, "H5Dcreate2");
   }
 
   template <class Row>
@@ -302,8 +304,9 @@ class Table {
     check(H5Sselect_hyperslab(file_space.get(), H5S_SELECT_SET, &begin, nullptr, &count, nullptr),
           "H5Sselect_hyperslab");
     const Id memory_space(H5Screate_simple(1, &count, nullptr), H5Sclose, "H5Screate_simple");
-    check(H5Dwrite(dataset_.get(), type_.get(), memory_space.get(), file_space.get(), H5P_DEFAULT, rows.data()),
-          "H5Dwrite");
+    check(
+        H5Dwrite(dataset_.get(), type_.get(), memory_space.get(), file_space.get(), H5P_DEFAULT, rows.data()),
+        "H5Dwrite");
   }
 
  private:
@@ -327,10 +330,12 @@ void probe_path(const std::string& path, ExistingFile existing) {
   if (exists && !S_ISREG(status.st_mode))
     throw RunError(fmt::format("cannot write {}: it is not a regular file; choose another --output", path));
   if (exists && existing == ExistingFile::refuse)
-    throw UsageError(fmt::format("{} exists; pass --overwrite to replace it or choose another --output", path));
+    throw UsageError(
+        fmt::format("{} exists; pass --overwrite to replace it or choose another --output", path));
   const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
   if (file < 0)
-    throw RunError(fmt::format("cannot write {}: {}; choose a writable --output", path, std::strerror(errno)));
+    throw RunError(
+        fmt::format("cannot write {}: {}; choose a writable --output", path, std::strerror(errno)));
   close(file);
 }
 
@@ -358,16 +363,17 @@ class TraceFile::Impl {
   void set_attribute(const std::string& name, hid_t type, const void* value) {
     if (H5Aexists(file_.get(), name.c_str()) > 0) check(H5Adelete(file_.get(), name.c_str()), "H5Adelete");
     const Id space(H5Screate(H5S_SCALAR), H5Sclose, "H5Screate");
-    const Id attribute(H5Acreate2(file_.get(), name.c_str(), type, space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose,
-                       "H5Acreate2");
+    const Id attribute(H5Acreate2(file_.get(), name.c_str(), type, space.get(), H5P_DEFAULT, H5P_DEFAULT),
+                       H5Aclose, "H5Acreate2");
     check(H5Awrite(attribute.get(), type, value), "H5Awrite");
   }
 
   void set_config(const std::string& json) {
     const Id type = text_type(H5T_VARIABLE);
     const Id space(H5Screate(H5S_SCALAR), H5Sclose, "H5Screate");
-    const Id dataset(H5Dcreate2(file_.get(), "config", type.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-                     H5Dclose, "H5Dcreate2");
+    const Id dataset(
+        H5Dcreate2(file_.get(), "config", type.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+        H5Dclose, "H5Dcreate2");
     const char* text = json.c_str();
     check(H5Dwrite(dataset.get(), type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, &text), "H5Dwrite");
   }
@@ -376,14 +382,16 @@ class TraceFile::Impl {
 
  private:
   static Id create(const std::string& path) {
-    check(H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr), "H5Eset_auto2");  // one line of ours instead of HDF5's stack
+    check(H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr),
+          "H5Eset_auto2");  // one line of ours instead of HDF5's stack
     errno = 0;
     const hid_t file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
     const int error = errno;
     if (file < 0)
-      throw RunError(fmt::format("cannot create the HDF5 file {}: {}; if another process has it open or the file "
-                                 "system has no locks, choose another --output or set HDF5_USE_FILE_LOCKING=FALSE",
-                                 path, error == 0 ? "refused by the HDF5 library" : std::strerror(error)));
+      throw RunError(
+          fmt::format("cannot create the HDF5 file {}: {}; if another process has it open or the file "
+                      "system has no locks, choose another --output or set HDF5_USE_FILE_LOCKING=FALSE",
+                      path, error == 0 ? "refused by the HDF5 library" : std::strerror(error)));
     return {file, H5Fclose, "H5Fcreate"};
   }
 
@@ -495,8 +503,9 @@ void TraceFile::append(std::span<const MemoryPeakRow> rows) {
 
 void TraceFile::append(std::span<const RankLedgerRow> rows) {
   impl_->ledger.append<LedgerFileRow>(convert<LedgerFileRow>(rows, [](const RankLedgerRow& r) {
-    return LedgerFileRow{r.rank,          Text<6>(name_of(r.row.axis)), Text<32>(r.row.quantity), r.row.expected,
-                         r.row.measured,  r.row.padding,                Text<12>(r.row.unit)};
+    return LedgerFileRow{
+        r.rank,        Text<6>(name_of(r.row.axis)), Text<32>(r.row.quantity), r.row.expected, r.row.measured,
+        r.row.padding, Text<12>(r.row.unit)};
   }));
 }
 
@@ -507,10 +516,11 @@ void TraceFile::append(std::span<const TensorRow> rows) {
 }
 
 void TraceFile::append(std::span<const CalibrationRow> rows) {
-  impl_->calibration.append<CalibrationFileRow>(convert<CalibrationFileRow>(rows, [](const CalibrationRow& c) {
-    return CalibrationFileRow{Text<12>(c.kind), c.layer, Text<12>(c.direction), c.compute_alone_s,
-                              c.communication_alone_s};
-  }));
+  impl_->calibration.append<CalibrationFileRow>(
+      convert<CalibrationFileRow>(rows, [](const CalibrationRow& c) {
+        return CalibrationFileRow{Text<12>(c.kind), c.layer, Text<12>(c.direction), c.compute_alone_s,
+                                  c.communication_alone_s};
+      }));
 }
 
 void TraceFile::flush() { impl_->flush(); }

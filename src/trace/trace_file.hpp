@@ -76,8 +76,8 @@ struct CalibrationRow {
 
 class TraceFile {
  public:
-  /// Creates the file with every dataset empty and status `running`. Throws UsageError when it exists and may not be
-  /// replaced, RunError with path and reason when it cannot be written.
+  /// Creates the file with every dataset empty and status `running`. Throws UsageError when it exists and may
+  /// not be replaced, RunError with path and reason when it cannot be written.
   TraceFile(const std::string& path, ExistingFile existing);
   TraceFile(const TraceFile&) = delete;
   TraceFile& operator=(const TraceFile&) = delete;

@@ -22,14 +22,17 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
-double seconds_at(const nlohmann::json& json, const std::string& path, const char* kind, const char* direction) {
+double seconds_at(const nlohmann::json& json, const std::string& path, const char* kind,
+                  const char* direction) {
   const auto outer = json.find(kind);
-  if (outer == json.end() || !outer->is_object() || !outer->contains(direction) || !outer->at(direction).is_number())
-    throw UsageError(
-        fmt::format("--calibration {}: needs a number of seconds at {}.{}; see docs/contract.md", path, kind, direction));
+  if (outer == json.end() || !outer->is_object() || !outer->contains(direction) ||
+      !outer->at(direction).is_number())
+    throw UsageError(fmt::format("--calibration {}: needs a number of seconds at {}.{}; see docs/contract.md",
+                                 path, kind, direction));
   const double seconds = outer->at(direction).get<double>();
   if (!(seconds >= 0.0 && seconds < 1e6))
-    throw UsageError(fmt::format("--calibration {}: {}.{} is {}, not a time", path, kind, direction, seconds));
+    throw UsageError(
+        fmt::format("--calibration {}: {}.{} is {}, not a time", path, kind, direction, seconds));
   return seconds;
 }
 
@@ -67,7 +70,8 @@ ComputeTimes times_at(const ModelDims& dims, std::int64_t tokens, double flops) 
 std::vector<CalibrationRow> summarise_rehearsal(const ModelDims& dims, std::span<const Event> events) {
   struct Samples {
     std::vector<double> compute;
-    std::map<std::pair<int, int>, double> communication;  // by (micro, layer or bucket): a layer may have several
+    std::map<std::pair<int, int>, double>
+        communication;  // by (micro, layer or bucket): a layer may have several
   };
   struct Place {
     std::string kind;
@@ -99,7 +103,8 @@ std::vector<CalibrationRow> summarise_rehearsal(const ModelDims& dims, std::span
   for (const auto& [place, samples] : places) {
     std::vector<double> communication;
     for (const auto& [where, seconds] : samples.communication) communication.push_back(seconds);
-    rows.push_back({place.kind, place.layer, place.direction, median(samples.compute), median(communication)});
+    rows.push_back(
+        {place.kind, place.layer, place.direction, median(samples.compute), median(communication)});
   }
   return rows;
 }

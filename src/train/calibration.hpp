@@ -1,7 +1,9 @@
 // Seconds per layer kind: read from a file to imitate compute, or measured by a rehearsal.
 #pragma once
 
+#include <array>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,20 +17,20 @@ LayerKind kind_of_layer(const ModelDims& dims, int layer);
 
 /// Seconds that each layer kind computes, and the optimizer per step where known.
 struct ComputeTimes {
-  double forward[3] = {};   ///< by LayerKind
-  double backward[3] = {};
+  std::array<double, 3> forward{};  ///< by LayerKind
+  std::array<double, 3> backward{};
   std::optional<double> optimizer;
 };
 
-/// {"embedding": {"forward": s, "backward": s}, "block": {...}, "head": {...}, "optimizer": {"step": s}}; the optimizer
-/// may be left out. Throws UsageError naming the file and the missing or wrong key.
+/// {"embedding": {"forward": s, "backward": s}, "block": {...}, "head": {...}, "optimizer": {"step": s}}; the
+/// optimizer may be left out. Throws UsageError naming the file and the missing or wrong key.
 ComputeTimes read_calibration(const std::string& path);
 
 /// At `flops` FLOP/s sustained: layer_flops() / flops; a look-up takes no time.
 ComputeTimes times_at(const ModelDims& dims, std::int64_t tokens, double flops);
 
-/// Medians per layer kind and direction of one rehearsed step: compute spans, and the collectives that belong to the
-/// layer, each alone. Buckets, which belong to no layer, appear as kind `bucket`.
+/// Medians per layer kind and direction of one rehearsed step: compute spans, and the collectives that belong
+/// to the layer, each alone. Buckets, which belong to no layer, appear as kind `bucket`.
 std::vector<CalibrationRow> summarise_rehearsal(const ModelDims& dims, std::span<const Event> events);
 
 }  // namespace shardbench

@@ -11,9 +11,10 @@
 namespace shardbench {
 namespace {
 
-/// Relative L2 errors, per tensor, above which a gradient is wrong. fp32 sums in another order differ by 1e-6; one bf16
-/// rounding by 2^-9/sqrt(3) = 1.1e-3, and weights rounded the other way add as much again. A gradient reduced in bf16
-/// is small beside the local ones whose roundings it carries, by the square root of their number.
+/// Relative L2 errors, per tensor, above which a gradient is wrong. fp32 sums in another order differ by
+/// 1e-6; one bf16 rounding by 2^-9/sqrt(3) = 1.1e-3, and weights rounded the other way add as much again. A
+/// gradient reduced in bf16 is small beside the local ones whose roundings it carries, by the square root of
+/// their number.
 double gradient_tolerance(const Options& options, int ranks) {
   double tolerance = 1e-4;
   if (options.param_dtype == DType::bf16) tolerance += 1.5e-2;
@@ -22,16 +23,18 @@ double gradient_tolerance(const Options& options, int ranks) {
   return tolerance;
 }
 
-/// Rounding differences feed back through the masters; measured over 20 steps of a 6-million-parameter model they grow
-/// with about the square root of the steps.
+/// Rounding differences feed back through the masters; measured over 20 steps of a 6-million-parameter model
+/// they grow with about the square root of the steps.
 double growth(int step) { return std::sqrt(1.0 + step / 20.0); }
 
-/// Relative L2 errors of how far masters have moved. Adam moves an element by the learning rate whatever its gradient's
-/// size, so that where a gradient is smaller than its noise the direction is chance.
-double master_tolerance(const Options& options, int ranks) { return 10.0 * gradient_tolerance(options, ranks); }
+/// Relative L2 errors of how far masters have moved. Adam moves an element by the learning rate whatever its
+/// gradient's size, so that where a gradient is smaller than its noise the direction is chance.
+double master_tolerance(const Options& options, int ranks) {
+  return 10.0 * gradient_tolerance(options, ranks);
+}
 
-// A single element may be off by this many times the tensor's tolerance, and by a few times the tensor's root mean
-// square in any case, before it counts as wrong by itself.
+// A single element may be off by this many times the tensor's tolerance, and by a few times the tensor's root
+// mean square in any case, before it counts as wrong by itself.
 constexpr double element_factor = 100.0;
 constexpr double element_floor = 4.0;
 
@@ -63,13 +66,14 @@ class ReferenceCheck::Reference {
       : options_(context.options),
         tensors_(context.tensors),
         micro_batches_(context.options.grad_accum * dp),
-        decoder_({.dims = context.dims(),
-                  .micro_batch = context.options.micro_batch,
-                  .seed = context.options.seed,
-                  .backing = Backing::memory},
-                 memory_,
-                 make_real_math(context.dims(), context.options.micro_batch,
-                                allocate_rope_tables(context.dims(), memory_, Backing::memory), context.kernels)),
+        decoder_(
+            {.dims = context.dims(),
+             .micro_batch = context.options.micro_batch,
+             .seed = context.options.seed,
+             .backing = Backing::memory},
+            memory_,
+            make_real_math(context.dims(), context.options.micro_batch,
+                           allocate_rope_tables(context.dims(), memory_, Backing::memory), context.kernels)),
         weights_(tensors_.size()),
         gradient_views_(tensors_.size()) {
     for (const TensorInfo& tensor : tensors_) {
@@ -109,6 +113,8 @@ class ReferenceCheck::Reference {
     constexpr double epsilon = 1e-8;
     constexpr double weight_decay = 0.1;
     const double factor = clip_factor();
+    const double correction1 = 1 - std::pow(beta1, update);
+    const double correction2 = 1 - std::pow(beta2, update);
     for (const TensorInfo& tensor : tensors_) {
       const auto t = static_cast<std::size_t>(tensor.index);
       const double decay = tensor.is_norm() ? 0.0 : weight_decay;
@@ -118,10 +124,9 @@ class ReferenceCheck::Reference {
         double& v = moment2_[t][i];
         m = beta1 * m + (1 - beta1) * g;
         v = beta2 * v + (1 - beta2) * g * g;
-        const double m_hat = m / (1 - std::pow(beta1, update));
-        const double v_hat = v / (1 - std::pow(beta2, update));
+        const double step = (m / correction1) / (std::sqrt(v / correction2) + epsilon);
         const double decayed = static_cast<double>(masters[t][i]) * (1 - learning_rate * decay);
-        masters[t][i] = static_cast<float>(decayed - learning_rate * m_hat / (std::sqrt(v_hat) + epsilon));
+        masters[t][i] = static_cast<float>(decayed - learning_rate * step);
       }
     }
     store_parameters();
@@ -165,13 +170,15 @@ class ReferenceCheck::Reference {
 
 namespace {
 
-/// Sends rank 0's tensors around, one at a time, and compares this rank's slices with them. Collective; every rank
-/// returns the same verdict.
+/// Sends rank 0's tensors around, one at a time, and compares this rank's slices with them. Collective; every
+/// rank returns the same verdict.
 std::optional<std::string> compare(const TrainContext& context, const std::vector<Slice>& slices,
-                                   const std::vector<std::vector<float>>* reference, const Comparison& comparison) {
+                                   const std::vector<std::vector<float>>* reference,
+                                   const Comparison& comparison) {
   ControlChannel& control = context.world.control();
   const double element_tolerance = std::max(element_floor, element_factor * comparison.tolerance);
-  std::vector<double> squares(2 * context.tensors.size());  // by tensor: of errors, of distances from the origin
+  std::vector<double> squares(2 *
+                              context.tensors.size());  // by tensor: of errors, of distances from the origin
   Deviation worst;
   for (const TensorInfo& tensor : context.tensors) {
     const auto t = static_cast<std::size_t>(tensor.index);
@@ -221,7 +228,8 @@ std::optional<std::string> compare(const TrainContext& context, const std::vecto
   // Ranks know only their own worst element; rank 0, which prints, knows everyone's.
   const bool wrong = !failure.empty() || worst.excess > 1.0;
   if (maximum(control, control.rank() == 0 && wrong ? 1.0 : 0.0) == 0.0) return std::nullopt;
-  const std::string name = worst.tensor < 0 ? "none" : context.tensors[static_cast<std::size_t>(worst.tensor)].name;
+  const std::string name =
+      worst.tensor < 0 ? "none" : context.tensors[static_cast<std::size_t>(worst.tensor)].name;
   return fmt::format("{}{}; worst element: tensor {}, rank {}, index {}: found {:.6g}, expected {:.6g}",
                      comparison.what, failure, name, worst.rank, worst.element, worst.found, worst.expected);
 }
@@ -242,9 +250,10 @@ std::optional<std::string> ReferenceCheck::compare_step(int step, Scenario& scen
   const Buffer& gradients = scenario.state().gradients();
   const auto value_at = [&gradients](const Slice& slice, std::int64_t i) {
     const std::int64_t at = slice.offset + i;
-    return static_cast<double>(gradients.dtype() == DType::fp32
-                                   ? reinterpret_cast<const float*>(gradients.data())[at]
-                                   : bodies::widen(reinterpret_cast<const bodies::BFloat16*>(gradients.data())[at]));
+    return static_cast<double>(
+        gradients.dtype() == DType::fp32
+            ? reinterpret_cast<const float*>(gradients.data())[at]
+            : bodies::widen(reinterpret_cast<const bodies::BFloat16*>(gradients.data())[at]));
   };
   auto failure = compare(context_, scenario.state().slices(), reference_ ? &reference_->gradients : nullptr,
                          {.what = fmt::format("step {}: the gradient", step),
@@ -261,13 +270,14 @@ std::optional<std::string> ReferenceCheck::compare_masters(Scenario& scenario) {
     return static_cast<double>(scenario.state().masters(slice)[static_cast<std::size_t>(i)]);
   };
   const auto initial = [this](const Slice& slice, std::int64_t i) {
-    return static_cast<double>(initial_value(context_.options.seed,
-                                             context_.tensors[static_cast<std::size_t>(slice.tensor)],
-                                             slice.begin + i));
+    return static_cast<double>(initial_value(
+        context_.options.seed, context_.tensors[static_cast<std::size_t>(slice.tensor)], slice.begin + i));
   };
-  return compare(
-      context_, scenario.state().slices(), reference_ ? &reference_->masters : nullptr,
-      {.what = "the final master", .found = value_at, .origin = initial, .tolerance = master_tolerance_ * growth(last_step_)});
+  return compare(context_, scenario.state().slices(), reference_ ? &reference_->masters : nullptr,
+                 {.what = "the final master",
+                  .found = value_at,
+                  .origin = initial,
+                  .tolerance = master_tolerance_ * growth(last_step_)});
 }
 
 }  // namespace shardbench

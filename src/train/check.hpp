@@ -9,9 +9,10 @@
 
 namespace shardbench {
 
-/// Rank 0 trains the whole global batch by itself, on whole tensors and with an AdamW of its own (in double), and sends
-/// what it finds to the others, who compare their slices. Independent of sharding, collectives and the optimizer; the
-/// model's arithmetic is checked against PyTorch elsewhere (tests/golden). All calls are collective.
+/// Rank 0 trains the whole global batch by itself, on whole tensors and with an AdamW of its own (in double),
+/// and sends what it finds to the others, who compare their slices. Independent of sharding, collectives and
+/// the optimizer; the model's arithmetic is checked against PyTorch elsewhere (tests/golden). All calls are
+/// collective.
 class ReferenceCheck {
  public:
   ReferenceCheck(const TrainContext& context, int dp);

@@ -5,11 +5,13 @@
 namespace shardbench {
 namespace {
 
-// More would find shorter round trips on a quiet network; eight keep 64 ranks on 2 cores within a second or two.
+// More would find shorter round trips on a quiet network; eight keep 64 ranks on 2 cores within a second or
+// two.
 constexpr int pings_per_rank = 8;
 
 ClockRow ping(World& world, int rank) {
-  ClockRow best{.rank = rank, .at_s = 0.0, .offset_s = 0.0, .uncertainty_s = std::numeric_limits<double>::infinity()};
+  ClockRow best{
+      .rank = rank, .at_s = 0.0, .offset_s = 0.0, .uncertainty_s = std::numeric_limits<double>::infinity()};
   for (int i = 0; i < pings_per_rank; ++i) {
     const double sent = world.now();
     world.control().send(rank, {});

@@ -7,8 +7,8 @@
 
 namespace shardbench {
 
-/// Collective. At rank 0: every rank's clock minus its own; empty elsewhere. Each rank answers several pings; the
-/// fastest round trip bounds the offset by half its length (Cristian, 1989).
+/// Collective. At rank 0: every rank's clock minus its own; empty elsewhere. Each rank answers several pings;
+/// the fastest round trip bounds the offset by half its length (Cristian, 1989).
 std::vector<ClockRow> measure_clocks(World& world);
 
 }  // namespace shardbench

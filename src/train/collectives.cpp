@@ -27,10 +27,9 @@ void InFlight::wait() {
   const double begin = recorder_->now();
   pending_->wait();
   const double end = recorder_->now();
-  recorder_->collective_done(event_, {.wait_start_s = begin,
-                                      .wait_end_s = end,
-                                      .start_s = pending_->start_s(),
-                                      .end_s = pending_->end_s()});
+  recorder_->collective_done(
+      event_,
+      {.wait_start_s = begin, .wait_end_s = end, .start_s = pending_->start_s(), .end_s = pending_->end_s()});
   pending_.reset();
 }
 

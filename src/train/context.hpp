@@ -18,9 +18,9 @@ struct TrainContext {
   kernels::Kernels& kernels;
   Decoder& decoder;
   const std::vector<TensorInfo>& tensors;
-  Backing resident;  ///< of parameters, gradients and optimizer state: memory, or none with phantom payload
+  Backing resident;    ///< of parameters, gradients and optimizer state: memory, or none with phantom payload
   Backing activation;  ///< of what compute writes: memory, or none when compute is only timed
-  Backing message;   ///< of what collectives move: memory, aliased with phantom payload, none in a plan
+  Backing message;     ///< of what collectives move: memory, aliased with phantom payload, none in a plan
   std::function<void(Elements)> imitate_optimizer;  ///< empty when compute is real
 
   [[nodiscard]] const ModelDims& dims() const { return decoder.dims(); }
@@ -32,7 +32,8 @@ inline std::int64_t first_sequence(const Options& options, int dp_index, int mic
 }
 
 /// The part of a buffer that a slice occupies.
-inline kernels::TypedView view(const Buffer& buffer, std::int64_t offset, std::int64_t rows, std::int64_t columns = 1) {
+inline kernels::TypedView view(const Buffer& buffer, std::int64_t offset, std::int64_t rows,
+                               std::int64_t columns = 1) {
   std::byte* data = buffer.data() == nullptr ? nullptr : buffer.data() + offset * size_of(buffer.dtype());
   return {data, buffer.dtype(), rows, columns};
 }

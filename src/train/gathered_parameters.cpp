@@ -4,7 +4,8 @@
 
 namespace shardbench {
 
-GatheredParameters::GatheredParameters(TrainContext& context, TracedCommunicator dp, const std::vector<Group>& groups,
+GatheredParameters::GatheredParameters(TrainContext& context, TracedCommunicator dp,
+                                       const std::vector<Group>& groups,
                                        const std::vector<GroupLayout>& layouts, const ResidentState& shards)
     : context_(context),
       dp_(std::move(dp)),
@@ -33,7 +34,8 @@ void GatheredParameters::gather(int group) {
     const std::int64_t own_block = dp_.rank() * layout.block().count();
     std::int64_t offset = shard_offset_[g];
     for (const Slice& slice : layout.slices(dp_.rank())) {
-      copy_values(context_, *state.output, own_block + slice.offset, shards_.parameters(), offset, slice.count);
+      copy_values(context_, *state.output, own_block + slice.offset, shards_.parameters(), offset,
+                  slice.count);
       offset += slice.count;
     }
   }

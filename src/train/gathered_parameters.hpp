@@ -8,8 +8,8 @@
 
 namespace shardbench {
 
-/// Gathers groups of sharded parameters. A group is sharded, in flight, or unsharded; its all-gather output and its
-/// copied-out tensors count as gathered_parameters while they live.
+/// Gathers groups of sharded parameters. A group is sharded, in flight, or unsharded; its all-gather output
+/// and its copied-out tensors count as gathered_parameters while they live.
 class GatheredParameters {
  public:
   /// `layouts` by group; `shards` holds this rank's slices of every group, group after group.

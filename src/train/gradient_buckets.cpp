@@ -16,15 +16,16 @@ GradientBuckets::GradientBuckets(TrainContext& context, TracedCommunicator dp, R
 
 void GradientBuckets::reduce_completed(int layer) {
   // Strictly in order: every rank must issue the same collectives in the same sequence.
-  while (next_ < std::ssize(buckets_) && buckets_[static_cast<std::size_t>(next_)].complete_after_layer >= layer)
+  while (next_ < std::ssize(buckets_) &&
+         buckets_[static_cast<std::size_t>(next_)].complete_after_layer >= layer)
     start(next_++);
 }
 
 void GradientBuckets::start(int index) {
   const Bucket& bucket = buckets_[static_cast<std::size_t>(index)];
   const Subject subject{.bucket = index};
-  BufferRef buffer = context_.memory.allocate(Category::reduce_buffers, context_.options.reduce_dtype, bucket.elements,
-                                              context_.message);
+  BufferRef buffer = context_.memory.allocate(Category::reduce_buffers, context_.options.reduce_dtype,
+                                              bucket.elements, context_.message);
   {
     const auto span = context_.recorder.copy_in(subject);
     std::int64_t offset = 0;
@@ -45,7 +46,7 @@ void GradientBuckets::wait() {
     std::int64_t offset = 0;
     for (const int tensor : buckets_[static_cast<std::size_t>(reduction.bucket)].tensors) {
       const Slice& slice = whole_.slices()[static_cast<std::size_t>(tensor)];
-      whole_.store_gradient(slice, *reduction.buffer, offset);
+      whole_.accumulate_gradient(slice, *reduction.buffer, offset, ResidentState::Accumulate::replace);
       offset += slice.count;
     }
     reduction.buffer.reset();
@@ -60,7 +61,9 @@ LayerGradients::LayerGradients(TrainContext& context, ResidentState& whole)
   begin_step();
 }
 
-void LayerGradients::begin_step() { mode_.assign(context_.tensors.size(), ResidentState::Accumulate::replace); }
+void LayerGradients::begin_step() {
+  mode_.assign(context_.tensors.size(), ResidentState::Accumulate::replace);
+}
 
 void LayerGradients::open(int layer) {
   Elements size;

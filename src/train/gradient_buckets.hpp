@@ -8,13 +8,13 @@
 
 namespace shardbench {
 
-/// Averages the resting gradients over the data-parallel ranks, bucket by bucket, each as soon as backward has passed
-/// the last of its layers.
+/// Averages the resting gradients over the data-parallel ranks, bucket by bucket, each as soon as backward
+/// has passed the last of its layers.
 class GradientBuckets {
  public:
   /// `whole` holds every tensor's gradient. Values are multiplied by `scale` (1 / (A * dp)) on their way in.
-  GradientBuckets(TrainContext& context, TracedCommunicator dp, ResidentState& whole, std::vector<Bucket> buckets,
-                  double scale);
+  GradientBuckets(TrainContext& context, TracedCommunicator dp, ResidentState& whole,
+                  std::vector<Bucket> buckets, double scale);
 
   [[nodiscard]] const std::vector<Bucket>& buckets() const { return buckets_; }
   /// Starts the all-reduce of every bucket that is complete once `layer` has gone through backward.

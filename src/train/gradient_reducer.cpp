@@ -4,8 +4,9 @@
 
 namespace shardbench {
 
-GradientReducer::GradientReducer(TrainContext& context, TracedCommunicator dp, const std::vector<Group>& groups,
-                                 const std::vector<GroupLayout>& layouts, ResidentState& shards, double scale)
+GradientReducer::GradientReducer(TrainContext& context, TracedCommunicator dp,
+                                 const std::vector<Group>& groups, const std::vector<GroupLayout>& layouts,
+                                 ResidentState& shards, double scale)
     : context_(context),
       dp_(std::move(dp)),
       groups_(groups),
@@ -25,9 +26,12 @@ void GradientReducer::open(int group) {
   const auto g = static_cast<std::size_t>(group);
   if (unsharded_[g] != nullptr) return;
   const GroupLayout& layout = layouts_[g];
-  // Transient, and in fp32 because the products that make them are; resting gradients have the parameter dtype.
-  unsharded_[g] = context_.memory.allocate(Category::gradients, DType::fp32, layout.real(), context_.activation);
-  if (unsharded_[g]->holds_values()) context_.kernels.fill_zero(view(*unsharded_[g], 0, layout.real().count()));
+  // Transient, and in fp32 because the products that make them are; resting gradients have the parameter
+  // dtype.
+  unsharded_[g] =
+      context_.memory.allocate(Category::gradients, DType::fp32, layout.real(), context_.activation);
+  if (unsharded_[g]->holds_values())
+    context_.kernels.fill_zero(view(*unsharded_[g], 0, layout.real().count()));
   for (const Slice& slice : layout.whole()) {
     const TensorInfo& tensor = context_.tensors[static_cast<std::size_t>(slice.tensor)];
     const auto values = view(*unsharded_[g], slice.offset, tensor.rows, tensor.columns);
@@ -51,10 +55,12 @@ void GradientReducer::reduce_scatter(int group, ResidentState::Accumulate mode) 
   in_flight_.push_back({group, mode, std::move(buffer), std::move(collective)});
 }
 
-void GradientReducer::copy_into_blocks(const GroupLayout& layout, const Buffer& unsharded, const Buffer& buffer) {
+void GradientReducer::copy_into_blocks(const GroupLayout& layout, const Buffer& unsharded,
+                                       const Buffer& buffer) {
   if (!unsharded.holds_values() || !buffer.holds_values()) return;
   // Padding is summed too; what it held before must not turn into a signalling NaN on the way.
-  if (layout.gathered() != layout.real()) context_.kernels.fill_zero(view(buffer, 0, buffer.elements().count()));
+  if (layout.gathered() != layout.real())
+    context_.kernels.fill_zero(view(buffer, 0, buffer.elements().count()));
   const std::vector<Slice> whole = layout.whole();
   for (int part = 0; part < layout.parts(); ++part) {
     std::size_t tensor = 0;

@@ -11,8 +11,8 @@ namespace shardbench {
 
 class GradientReducer {
  public:
-  /// Every gradient is multiplied by `scale` (1 / (A * dp)) on its way into the reduction, so that the sum over ranks
-  /// and micro-batches of local means is the global mean.
+  /// Every gradient is multiplied by `scale` (1 / (A * dp)) on its way into the reduction, so that the sum
+  /// over ranks and micro-batches of local means is the global mean.
   GradientReducer(TrainContext& context, TracedCommunicator dp, const std::vector<Group>& groups,
                   const std::vector<GroupLayout>& layouts, ResidentState& shards, double scale);
 

@@ -24,7 +24,8 @@ std::shared_ptr<Communicator> all_ranks(TrainContext& context) {
 
 }  // namespace
 
-double clip_and_update(TrainContext& context, ResidentState& state, std::optional<TracedCommunicator>& world) {
+double clip_and_update(TrainContext& context, ResidentState& state,
+                       std::optional<TracedCommunicator>& world) {
   double local = 0.0;
   {
     const auto span = context.recorder.compute({});

@@ -7,15 +7,16 @@
 
 namespace shardbench {
 
-/// Clips by the global norm over `world` (empty: this rank's gradients are already global) and updates. Returns the sum
-/// of squares of this rank's gradients before clipping. Factor min(1, C/(norm + 1e-6)), as torch.nn.utils does.
+/// Clips by the global norm over `world` (empty: this rank's gradients are already global) and updates.
+/// Returns the sum of squares of this rank's gradients before clipping. Factor min(1, C/(norm + 1e-6)), as
+/// torch.nn.utils does.
 double clip_and_update(TrainContext& context, ResidentState& state, std::optional<TracedCommunicator>& world);
 
 /// The world communicator that clip_and_update needs when gradients are sharded; none without clipping.
 std::optional<TracedCommunicator> make_clipping_communicator(TrainContext& context);
 
-/// Communicators over all ranks as the data-parallel group: one for both directions, or two, so that all-gathers and
-/// reduce-scatters need not wait for each other.
+/// Communicators over all ranks as the data-parallel group: one for both directions, or two, so that
+/// all-gathers and reduce-scatters need not wait for each other.
 struct DataParallelCommunicators {
   TracedCommunicator gather;
   TracedCommunicator reduce;

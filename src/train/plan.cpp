@@ -62,7 +62,8 @@ std::string plan_json(Options options, const ScenarioDefinition& definition) {
     peaks[std::string(name_of(category))] = tracker.peak(category).count();
   }
   peaks["total_tracked"] = tracker.total_peak().count();
-  json["memory"]["static_bytes"] = (setup.held().parameters + setup.held().gradients + setup.held().optimizer).count();
+  json["memory"]["static_bytes"] =
+      (setup.held().parameters + setup.held().gradients + setup.held().optimizer).count();
   return json.dump(1);
 }
 

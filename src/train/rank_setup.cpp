@@ -7,7 +7,8 @@
 namespace shardbench {
 namespace {
 
-// With --flops, where nothing is said about the optimizer: AdamW's additions, multiplications, division and root.
+// With --flops, where nothing is said about the optimizer: AdamW's additions, multiplications, division and
+// root.
 constexpr double adamw_flops_per_element = 16.0;
 
 kernels::ScratchNeeds scratch_needs(const Options& options, int threads) {
@@ -16,7 +17,8 @@ kernels::ScratchNeeds scratch_needs(const Options& options, int threads) {
           .threads = threads};
 }
 
-/// Tracked scratch for kernels that compute; accounted for alike in a plan, absent when compute is only timed.
+/// Tracked scratch for kernels that compute; accounted for alike in a plan, absent when compute is only
+/// timed.
 BufferRef allocate_scratch(const Options& options, int threads, Memory& memory, Purpose purpose) {
   if (options.compute == Compute::timed) return nullptr;
   return memory.allocate(Category::workspace, DType::fp32,
@@ -31,8 +33,8 @@ int thread_count(const Options& options, const Placement& placement) {
   return std::max(1, placement.host_cpus / placement.local_size);
 }
 
-RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definition, World& world, Memory& memory,
-                     Purpose purpose)
+RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definition, World& world,
+                     Memory& memory, Purpose purpose)
     : options_(options),
       world_(world),
       memory_(memory),
@@ -43,10 +45,10 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
                        ? allocate_rope_tables(options.dims, memory,
                                               purpose == Purpose::run ? Backing::memory : Backing::none)
                        : RopeTables{}),
-      kernels_(kernels::make_openmp_kernels(scratch_needs(options, threads_),
-                                            scratch_ && scratch_->holds_values() ? scratch_->floats()
-                                                                                 : std::span<float>{},
-                                            [&world] { world.poll(); })),
+      kernels_(kernels::make_openmp_kernels(
+          scratch_needs(options, threads_),
+          scratch_ && scratch_->holds_values() ? scratch_->floats() : std::span<float>{},
+          [&world] { world.poll(); })),
       recorder_(world, memory.tracker(), purpose == Purpose::plan ? TraceLevel::events : options.trace),
       decoder_(make_decoder(purpose)) {
   const bool timed = options.compute == Compute::timed;
@@ -54,9 +56,9 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
   const bool planned = purpose == Purpose::plan;
   std::function<void(Elements)> imitate_optimizer;
   if (timed || planned)
-    imitate_optimizer = [this, times = options.calibration_file.empty() ? ComputeTimes{}
-                                                                        : read_calibration(options.calibration_file)](
-                            Elements elements) {
+    imitate_optimizer = [this, times = options.calibration_file.empty()
+                                           ? ComputeTimes{}
+                                           : read_calibration(options.calibration_file)](Elements elements) {
       const double flops = options_.flops.value_or(0.0);
       const double modelled =
           flops > 0.0 ? adamw_flops_per_element * static_cast<double>(elements.count()) / flops : 0.0;
@@ -72,7 +74,9 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
                    .tensors = tensors_,
                    .resident = planned || phantom ? Backing::none : Backing::memory,
                    .activation = planned || timed ? Backing::none : Backing::memory,
-                   .message = planned ? Backing::none : phantom ? Backing::aliased : Backing::memory,
+                   .message = planned   ? Backing::none
+                              : phantom ? Backing::aliased
+                                        : Backing::memory,
                    .imitate_optimizer = std::move(imitate_optimizer)});
   scenario_ = definition.make(*context_);
 }
@@ -88,13 +92,14 @@ std::unique_ptr<Decoder> RankSetup::make_decoder(Purpose purpose) {
     return std::make_unique<Decoder>(settings, memory_,
                                      make_real_math(dims, options_.micro_batch, rope_tables_, *kernels_));
   const ComputeTimes times = !options_.calibration_file.empty() ? read_calibration(options_.calibration_file)
-                             : options_.flops ? times_at(dims, options_.micro_batch * dims.seq, *options_.flops)
-                                              : ComputeTimes{};  // a plan of a real run: time stands still
-  return std::make_unique<Decoder>(settings, memory_, make_timed_math(dims, [=, this](int layer, Direction direction) {
-                                     const auto kind = static_cast<std::size_t>(kind_of_layer(dims, layer));
-                                     imitate(direction == Direction::forward ? times.forward[kind]
-                                                                             : times.backward[kind]);
-                                   }));
+                             : options_.flops
+                                 ? times_at(dims, options_.micro_batch * dims.seq, *options_.flops)
+                                 : ComputeTimes{};  // a plan of a real run: time stands still
+  return std::make_unique<Decoder>(
+      settings, memory_, make_timed_math(dims, [=, this](int layer, Direction direction) {
+        const auto kind = static_cast<std::size_t>(kind_of_layer(dims, layer));
+        imitate(direction == Direction::forward ? times.forward[kind] : times.backward[kind]);
+      }));
 }
 
 void RankSetup::step(int index, bool warmup) {
@@ -109,7 +114,7 @@ void RankSetup::step(int index, bool warmup) {
   }
   scenario_->optimizer_step();
   StepRecord& record = recorder_.end_step(decoder_->tokens() * options_.grad_accum);
-  record.loss = scenario_->loss_sum();            // made global when the window is over
+  record.loss = scenario_->loss_sum();  // made global when the window is over
   record.grad_norm = scenario_->gradient_squares();
 }
 

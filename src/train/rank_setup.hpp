@@ -16,7 +16,8 @@ enum class Purpose { run, plan };
 
 class RankSetup {
  public:
-  RankSetup(const Options& options, const ScenarioDefinition& definition, World& world, Memory& memory, Purpose purpose);
+  RankSetup(const Options& options, const ScenarioDefinition& definition, World& world, Memory& memory,
+            Purpose purpose);
 
   [[nodiscard]] const TrainContext& context() const { return *context_; }
   [[nodiscard]] Recorder& recorder() { return recorder_; }

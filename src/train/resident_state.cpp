@@ -28,7 +28,8 @@ ResidentState::ResidentState(TrainContext& context, std::vector<Slice> slices)
   };
   parameters_ = allocate(Category::parameters, options.param_dtype);
   gradients_ = allocate(Category::gradients, options.param_dtype);
-  if (options.fp32_grad_accum == Fp32Accumulation::on) accumulator_ = allocate(Category::gradients, DType::fp32);
+  if (options.fp32_grad_accum == Fp32Accumulation::on)
+    accumulator_ = allocate(Category::gradients, DType::fp32);
   masters_ = options.param_dtype == DType::fp32 ? parameters_ : allocate(Category::optimizer, DType::fp32);
   moment1_ = allocate(Category::optimizer, DType::fp32);
   moment2_ = allocate(Category::optimizer, DType::fp32);
@@ -64,10 +65,6 @@ void ResidentState::accumulate_gradient(const Slice& slice, const Buffer& source
   if (accumulator_) k.scaled_copy(resting, sum, 1.0F);
 }
 
-void ResidentState::store_gradient(const Slice& slice, const Buffer& source, std::int64_t source_offset) {
-  accumulate_gradient(slice, source, source_offset, Accumulate::replace);
-}
-
 double ResidentState::gradient_squares() {
   if (!holds_values() || context_.imitate_optimizer) return std::numeric_limits<double>::quiet_NaN();
   return context_.kernels.sum_of_squares(view(gradients(), 0, size_.count()));
@@ -89,7 +86,8 @@ void ResidentState::update(double gradient_factor) {
 }
 
 std::span<float> ResidentState::values(const BufferRef& buffer, const Slice& slice) const {
-  return buffer->floats().subspan(static_cast<std::size_t>(slice.offset), static_cast<std::size_t>(slice.count));
+  return buffer->floats().subspan(static_cast<std::size_t>(slice.offset),
+                                  static_cast<std::size_t>(slice.count));
 }
 
 std::span<const float> ResidentState::masters(const Slice& slice) const { return values(masters_, slice); }

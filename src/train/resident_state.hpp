@@ -21,8 +21,9 @@ struct AdamWSettings {
 bodies::AdamW adamw_constants(const AdamWSettings& settings, const TensorInfo& tensor, std::int64_t update,
                               double gradient_factor);
 
-/// Slices of tensors held by this rank, with AdamW on them. Bytes per element held: parameters 2, gradients 2 (+4 with
-/// fp32 accumulation), optimizer 12 in bf16; 4 + 4 + 8 in fp32, where the parameter is its own master.
+/// Slices of tensors held by this rank, with AdamW on them. Bytes per element held: parameters 2, gradients 2
+/// (+4 with fp32 accumulation), optimizer 12 in bf16; 4 + 4 + 8 in fp32, where the parameter is its own
+/// master.
 class ResidentState {
  public:
   /// `slices` need offsets that pack them densely; masters start from the exact initial values.
@@ -31,13 +32,13 @@ class ResidentState {
   [[nodiscard]] const std::vector<Slice>& slices() const { return slices_; }
   [[nodiscard]] const Buffer& parameters() const { return *parameters_; }
 
-  /// Adds reduced or local gradients of one slice into the resting ones; `first` of a step replaces them.
   enum class Accumulate { replace, add };
-  void accumulate_gradient(const Slice& slice, const Buffer& source, std::int64_t source_offset, Accumulate mode);
+  /// Adds reduced or local gradients of one slice into the resting ones, or replaces them (a step's first, an
+  /// average).
+  void accumulate_gradient(const Slice& slice, const Buffer& source, std::int64_t source_offset,
+                           Accumulate mode);
   /// The most exact gradient held (fp32 accumulator, else the resting gradient); the optimizer reads it.
   [[nodiscard]] const Buffer& gradients() const { return accumulator_ ? *accumulator_ : *gradients_; }
-  /// Replaces a slice's gradient (DDP's averaged buckets).
-  void store_gradient(const Slice& slice, const Buffer& source, std::int64_t source_offset);
 
   /// Sum of squares over the slices held here; NaN without values.
   double gradient_squares();

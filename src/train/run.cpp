@@ -34,8 +34,15 @@ constexpr double long_rehearsal_s = 0.5;
 constexpr double steady_tolerance = 0.10;
 
 // Environment that changes results; everything else stays private.
-constexpr const char* recorded_prefixes[] = {"OMP_", "OPENBLAS_", "MPICH_", "UCX_", "NCCL_", "SLURM_NTASKS",
-                                             "SLURM_CPUS_PER_TASK", "SLURM_JOB_NUM_NODES", "SLURM_TASKS_PER_NODE"};
+constexpr const char* recorded_prefixes[] = {"OMP_",
+                                             "OPENBLAS_",
+                                             "MPICH_",
+                                             "UCX_",
+                                             "NCCL_",
+                                             "SLURM_NTASKS",
+                                             "SLURM_CPUS_PER_TASK",
+                                             "SLURM_JOB_NUM_NODES",
+                                             "SLURM_TASKS_PER_NODE"};
 
 std::string utc_now(const char* format) {
   const std::time_t now = std::time(nullptr);
@@ -182,9 +189,15 @@ class Run {
 
     nlohmann::ordered_json config;
     config["options"] = nlohmann::ordered_json::parse(options_json(options_));
-    config["model"] = {{"layers", d.layers},     {"hidden", d.hidden}, {"heads", d.heads},
-                       {"kv_heads", d.kv_heads}, {"ffn", d.ffn},       {"vocab", d.vocab},
-                       {"seq", d.seq},           {"tied", d.head == Head::tied}, {"psi", parameter_count(d).count()}};
+    config["model"] = {{"layers", d.layers},
+                       {"hidden", d.hidden},
+                       {"heads", d.heads},
+                       {"kv_heads", d.kv_heads},
+                       {"ffn", d.ffn},
+                       {"vocab", d.vocab},
+                       {"seq", d.seq},
+                       {"tied", d.head == Head::tied},
+                       {"psi", parameter_count(d).count()}};
     config["wait_policy"] = world_.wait_policy();
     config["threads_per_rank"] = thread_count(options_, world_.placement());
     config["environment"] = nlohmann::ordered_json::object();
@@ -239,8 +252,13 @@ class Run {
   void sample_process_memory(int step) {
     if (!writes(TraceLevel::steps)) return;
     const ProcessMemory memory = read_process_memory();
-    const nlohmann::json own = {
-        {"at", world_.now()}, {"rss", memory.rss.count()}, {"hwm", memory.hwm.count()}, {"pss", memory.pss.count()}};
+    process_peak_ = {.rss = std::max(process_peak_.rss, memory.rss),
+                     .hwm = std::max(process_peak_.hwm, memory.hwm),
+                     .pss = std::max(process_peak_.pss, memory.pss)};
+    const nlohmann::json own = {{"at", world_.now()},
+                                {"rss", memory.rss.count()},
+                                {"hwm", memory.hwm.count()},
+                                {"pss", memory.pss.count()}};
     collector_.for_each_rank_json(own, [&](int rank, const nlohmann::json& json) {
       std::vector<MemoryRow> rows;
       for (const char* kind : {"rss", "hwm", "pss"})
@@ -255,7 +273,8 @@ class Run {
     const double begin = world_.now();
     setup_.rehearse(0);
     setup_.recorder().clear();
-    const int repetitions = maximum(world_.control(), world_.now() - begin) < long_rehearsal_s ? rehearsals : 1;
+    const int repetitions =
+        maximum(world_.control(), world_.now() - begin) < long_rehearsal_s ? rehearsals : 1;
     for (int i = 0; i < repetitions; ++i) setup_.rehearse(0);
     nlohmann::json own = nlohmann::json::array();
     for (const CalibrationRow& row : summarise_rehearsal(options_.dims, setup_.recorder().events()))
@@ -268,7 +287,8 @@ class Run {
       for (std::size_t i = 0; i < json.size(); ++i) {
         if (i == slowest.size()) slowest.push_back({json[i][0], json[i][1], json[i][2], 0.0, 0.0});
         slowest[i].compute_alone_s = std::max(slowest[i].compute_alone_s, json[i][3].get<double>());
-        slowest[i].communication_alone_s = std::max(slowest[i].communication_alone_s, json[i][4].get<double>());
+        slowest[i].communication_alone_s =
+            std::max(slowest[i].communication_alone_s, json[i][4].get<double>());
       }
     });
     if (file_) file_->append(std::span<const CalibrationRow>(slowest));
@@ -303,8 +323,9 @@ class Run {
     std::vector<double> values;
     for (const StepRecord& step : steps) values.insert(values.end(), {step.loss, step.grad_norm});
     const std::vector<double> sums = sum(world_.control(), values);
-    const double tokens = static_cast<double>(options_.micro_batch * options_.grad_accum * options_.dims.seq) *
-                          static_cast<double>(world_.size());
+    const double tokens =
+        static_cast<double>(options_.micro_batch * options_.grad_accum * options_.dims.seq) *
+        static_cast<double>(world_.size());
     for (std::size_t i = 0; i < steps.size(); ++i) {
       steps[i].loss = sums[2 * i] / tokens;
       const bool sharded = setup_.scenario().replication() == Replication::sharded;
@@ -321,12 +342,13 @@ class Run {
     if (options_.trace == TraceLevel::events) {
       collector_.for_each_rank<Event>(
           recorder.events(), [&](int rank, std::span<const Event> events) { file_->append(rank, events); });
-      collector_.for_each_rank<MemoryRecord>(recorder.memory(), [&](int rank, std::span<const MemoryRecord> changes) {
-        std::vector<MemoryRow> rows;
-        for (const MemoryRecord& m : changes)
-          rows.push_back({rank, m.step, m.at_s, std::string(name_of(m.category)), m.bytes});
-        file_->append(std::span<const MemoryRow>(rows));
-      });
+      collector_.for_each_rank<MemoryRecord>(
+          recorder.memory(), [&](int rank, std::span<const MemoryRecord> changes) {
+            std::vector<MemoryRow> rows;
+            for (const MemoryRecord& m : changes)
+              rows.push_back({rank, m.step, m.at_s, std::string(name_of(m.category)), m.bytes});
+            file_->append(std::span<const MemoryRow>(rows));
+          });
     }
     recorder.clear();
   }
@@ -378,7 +400,8 @@ class Run {
   void write_ledger(const std::vector<LedgerRow>& ledger) {
     nlohmann::json own = nlohmann::json::array();
     for (const LedgerRow& row : ledger)
-      own.push_back({static_cast<int>(row.axis), row.quantity, row.expected, row.measured, row.padding, row.unit});
+      own.push_back(
+          {static_cast<int>(row.axis), row.quantity, row.expected, row.measured, row.padding, row.unit});
     collector_.for_each_rank_json(own, [&](int rank, const nlohmann::json& json) {
       std::vector<RankLedgerRow> rows;
       for (const auto& r : json)
@@ -395,10 +418,9 @@ class Run {
       own[std::string(name_of(category))] = tracker.peak(category).count();
     }
     own["total_tracked"] = tracker.total_peak().count();
-    const ProcessMemory process = read_process_memory();
-    own["process_rss"] = process.rss.count();
-    own["process_hwm"] = process.hwm.count();
-    own["process_pss"] = process.pss.count();
+    own["process_rss"] = process_peak_.rss.count();
+    own["process_hwm"] = process_peak_.hwm.count();
+    own["process_pss"] = process_peak_.pss.count();
     collector_.for_each_rank_json(own, [&](int rank, const nlohmann::json& json) {
       std::vector<MemoryPeakRow> rows;
       for (const auto& [category, bytes] : json.items()) rows.push_back({rank, category, bytes});
@@ -438,12 +460,13 @@ class Run {
       exposed.push_back(slowest.exposed_s);
     }
     const StepRecord& last = slowest_.rbegin()->second;
-    fmt::print("{} N={}: step {:.3f} ms (median over {} steps of the maximum over ranks), {:.0f} tokens/s, exposed "
-               "{:.3f} ms, tracked peak {:.1f} MB, loss {:.6f}, check {}\nwrote {}\n",
-               definition_.name, world_.size(), 1e3 * median(steps), steps.size(),
-               static_cast<double>(last.tokens) / median(steps), 1e3 * median(exposed),
-               static_cast<double>(peak_) / 1e6, last.loss, options_.check == Check::on ? "passed" : "off",
-               options_.output);
+    fmt::print(
+        "{} N={}: step {:.3f} ms (median over {} steps of the maximum over ranks), {:.0f} tokens/s, exposed "
+        "{:.3f} ms, tracked peak {:.1f} MB, loss {:.6f}, check {}\nwrote {}\n",
+        definition_.name, world_.size(), 1e3 * median(steps), steps.size(),
+        static_cast<double>(last.tokens) / median(steps), 1e3 * median(exposed),
+        static_cast<double>(peak_) / 1e6, last.loss, options_.check == Check::on ? "passed" : "off",
+        options_.output);
   }
 
   Options options_;
@@ -455,7 +478,8 @@ class Run {
   RankSetup setup_;
   std::optional<ReferenceCheck> check_;
   std::map<int, StepRecord> slowest_;
-  std::int64_t peak_ = 0;
+  std::int64_t peak_ = 0;       ///< tracked bytes, largest over ranks
+  ProcessMemory process_peak_;  ///< largest samples of this rank
 };
 
 }  // namespace

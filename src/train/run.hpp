@@ -6,9 +6,9 @@
 
 namespace shardbench {
 
-/// Collective over `world`. Creates the output file before the first step, runs warm-up and timed steps in windows,
-/// and finishes the file. Returns done or check_failed alike on every rank; throws UsageError alike on every rank,
-/// anything else where it happens.
+/// Collective over `world`. Creates the output file before the first step, runs warm-up and timed steps in
+/// windows, and finishes the file. Returns done or check_failed alike on every rank; throws UsageError alike
+/// on every rank, anything else where it happens.
 ExitCode run_scenario(Options options, const ScenarioDefinition& definition, World& world, Memory& memory,
                       const std::string& command_line);
 

@@ -1,6 +1,6 @@
 """Runs the executables the way users do, and reads what they leave behind.
 
-Every command gets its own session: when it takes too long, everything that it started is killed.
+When a command takes too long, everything that it started is killed.
 """
 
 import contextlib
@@ -52,24 +52,31 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", **changes}
 
 
-def processes_of_session(session: int) -> list[int]:
-    """Ids of the live processes of a session that this module started."""
-    found = []
+def descendants(ancestor: int) -> list[int]:
+    """Ids of the live processes that a process started, it included. (mpiexec gives each rank a session of its own.)"""
+    children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError):
-            # After the name in parentheses: state, parent, group, session (man 5 proc).
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session and fields[0] != "Z":
-                found.append(int(entry.name))
+            # After the name in parentheses: state, parent (man 5 proc).
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(entry.name))
+    found, unseen = [], [ancestor]
+    while unseen:
+        process = unseen.pop()
+        found.append(process)
+        unseen += children.get(process, [])
     return found
 
 
-def kill_session(session: int) -> None:
-    for process in processes_of_session(session):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+def kill_tree(process: subprocess.Popen[str]) -> None:
+    """Ends a command that `start` began and everything that it started."""
+    if process.poll() is None:
+        for descendant in descendants(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(descendant, signal.SIGKILL)
 
 
 def start(command: Sequence[str], folder: Path, **changes: str) -> subprocess.Popen[str]:
@@ -92,7 +99,7 @@ def execute(command: Sequence[str], folder: Path, timeout_s: float = TIMEOUT_S, 
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        kill_session(process.pid)
+        kill_tree(process)
         stdout, stderr = process.communicate()
         raise AssertionError(f"{' '.join(map(str, command))}: still running after {timeout_s} s\n{stdout}{stderr}") from None
     return Finished(tuple(map(str, command)), process.returncode, stdout, stderr, time.monotonic() - begin)

@@ -41,7 +41,7 @@ def train(scenario: str, ranks: int, name: str, options: str = "", warmup: int =
     return runs.trace(
         scenario, ranks, *runs.model_options(wanted["model"]), "--seed", str(wanted["seed"]),
         "--global-batch", str(wanted["global_batch"]), "--param-dtype", wanted["param_dtype"], *clip,
-        "-w", str(warmup), "-n", str(steps - warmup), "--trace", "steps", *options.split())
+        "-w", str(warmup), "-n", str(steps - warmup), "--trace", "steps", "--threads", "1", *options.split())
 
 
 def assert_agrees(trace: runs.Trace, name: str, tolerance: Tolerance | None = None) -> None:
@@ -194,7 +194,8 @@ def test_bf16_reduction_of_fp32_parameters() -> None:
     assert_agrees(trace, "tiny_fp32_gb4", BF16)
 
 
-SHORT = ["--seq", "8", "--param-dtype", "fp32", "--global-batch", "105", "-w", "1", "-n", "2", "--trace", "steps"]
+SHORT = ["--seq", "8", "--param-dtype", "fp32", "--global-batch", "105", "-w", "1", "-n", "2", "--trace", "steps",
+         "--threads", "1"]
 
 
 @pytest.mark.parametrize("ranks", [3, 5, 7])

@@ -1,1 +1,281 @@
+// What a step's record says: where its time went, in which order things happened, and what was communicated.
+#include "src/trace/recorder.hpp"
+
 #include <gtest/gtest.h>
+
+#include <stdexcept>
+
+#include "src/errors.hpp"
+
+namespace shardbench {
+namespace {
+
+/// A world of one rank whose time stands still until told to pass.
+class StillWorld final : public World {
+ public:
+  void pass(double seconds) { now_ += seconds; }
+
+  [[nodiscard]] int rank() const override { return 0; }
+  [[nodiscard]] int size() const override { return 1; }
+  [[nodiscard]] double now() const override { return now_; }
+  void imitate_compute(double seconds) override { pass(seconds); }
+  void poll() override {}
+  ControlChannel& control() override { throw std::logic_error("no peers"); }
+  std::unique_ptr<Communicator> communicator(std::span<const int> /*members*/) override { return nullptr; }
+  [[nodiscard]] Placement placement() const override { return {}; }
+  [[nodiscard]] bool simulated() const override { return false; }
+  [[nodiscard]] std::string library() const override { return ""; }
+  [[nodiscard]] std::string wait_policy() const override { return ""; }
+  [[noreturn]] void abort(int /*exit_code*/) override { throw std::logic_error("aborted"); }
+
+ private:
+  double now_ = 100.0;
+};
+
+/// A recorder and the short-hands to tell it a story. All durations are powers of two, so that sums are exact.
+class Story : public testing::TestWithParam<TraceLevel> {
+ protected:
+  void compute(double seconds, Subject subject = {.layer = 1}) {
+    const Recorder::Span span = recorder_.compute(subject);
+    world_.pass(seconds);
+  }
+  void copy(double seconds) {
+    const Recorder::Span span = recorder_.copy_in({.layer = 1});
+    world_.pass(seconds);
+  }
+  std::size_t issue(Collective collective, std::int64_t elements = 10, Subject subject = {.layer = 1}) {
+    return recorder_.collective_issued(subject,
+                                       {.collective = collective,
+                                        .axis = Axis::dp,
+                                        .algorithm = Algorithm::ring,
+                                        .dtype = DType::bf16,
+                                        .group_size = 4,
+                                        .size = Elements(elements),
+                                        .sent_bytes = 15},
+                                       recorder_.now());
+  }
+  /// Compute stands still for `seconds` until the collective is over.
+  void wait(std::size_t id, double seconds) {
+    const double start = world_.now();
+    world_.pass(seconds);
+    recorder_.collective_done(
+        id, {.wait_start_s = start, .wait_end_s = world_.now(), .start_s = start - 0.5, .end_s = world_.now()});
+  }
+  [[nodiscard]] std::vector<std::string> kinds() const {
+    std::vector<std::string> names;
+    for (const Event& event : recorder_.events()) names.emplace_back(name_of(event.kind));
+    return names;
+  }
+
+  StillWorld world_;
+  MemoryTracker tracker_;
+  Recorder recorder_{world_, tracker_, GetParam()};
+};
+INSTANTIATE_TEST_SUITE_P(Levels, Story, testing::Values(TraceLevel::none, TraceLevel::steps, TraceLevel::events),
+                         [](const auto& tested) {
+                           return tested.param == TraceLevel::none    ? "none"
+                                  : tested.param == TraceLevel::steps ? "steps"
+                                                                      : "events";
+                         });
+
+TEST_P(Story, StepTimeIsComputePlusExposedPlusOptimizerPlusOther) {
+  recorder_.begin_step(3, false);
+  recorder_.enter(Phase::forward, 0);
+  const std::size_t gather = issue(Collective::all_gather);
+  compute(1.0);
+  wait(gather, 0.25);
+  copy(0.125);
+  recorder_.enter(Phase::backward, 0);
+  const std::size_t again = issue(Collective::all_gather);
+  compute(2.0);
+  wait(again, 0.5);
+  const std::size_t scatter = issue(Collective::reduce_scatter);
+  wait(scatter, 1.0);
+  recorder_.enter(Phase::optimizer, 0);
+  const std::size_t norm = issue(Collective::all_reduce);
+  wait(norm, 2.0);
+  compute(4.0);
+  world_.pass(8.0);
+  const StepRecord step = recorder_.end_step(64);
+
+  EXPECT_EQ(step.step, 3);
+  EXPECT_EQ(step.warmup, 0);
+  EXPECT_EQ(step.start_s, 100.0);
+  EXPECT_EQ(step.compute_s, 3.0);
+  EXPECT_EQ(step.exposed_ag_forward_s, 0.25);
+  EXPECT_EQ(step.exposed_ag_backward_s, 0.5);
+  EXPECT_EQ(step.exposed_rs_s, 1.0);
+  EXPECT_EQ(step.exposed_ar_s, 2.0);
+  EXPECT_EQ(step.exposed_s, 3.75);
+  EXPECT_EQ(step.optimizer_s, 4.0);
+  EXPECT_EQ(step.other_s, 8.125) << "copies and what nothing else covers";
+  EXPECT_EQ(step.step_s, step.compute_s + step.exposed_s + step.optimizer_s + step.other_s);
+  EXPECT_EQ(step.tokens, 64);
+}
+
+TEST_P(Story, GatherIssuedInForwardAndWaitedForInBackwardCountsAsForward) {
+  recorder_.begin_step(0, true);
+  recorder_.enter(Phase::forward, 0);
+  const std::size_t gather = issue(Collective::all_gather);
+  recorder_.enter(Phase::backward, 0);
+  wait(gather, 0.5);
+  const StepRecord step = recorder_.end_step(0);
+  EXPECT_EQ(step.exposed_ag_forward_s, 0.5);
+  EXPECT_EQ(step.exposed_ag_backward_s, 0.0);
+  EXPECT_EQ(step.warmup, 1);
+}
+
+TEST_P(Story, StepsDoNotLeakIntoEachOther) {
+  for (int step = 0; step < 2; ++step) {
+    recorder_.begin_step(step, step == 0);
+    compute(1.0);
+    wait(issue(Collective::all_reduce), 0.5);
+    recorder_.end_step(8);
+  }
+  ASSERT_EQ(recorder_.steps().size(), 2U);
+  for (const StepRecord& step : recorder_.steps()) {
+    EXPECT_EQ(step.step_s, 1.5);
+    EXPECT_EQ(step.compute_s, 1.0);
+    EXPECT_EQ(step.exposed_s, 0.5);
+  }
+  EXPECT_EQ((recorder_.totals().at({Axis::dp, Collective::all_reduce, Phase::forward}).count), 1)
+      << "totals are those of the last step";
+}
+
+TEST_P(Story, TotalsCountByAxisKindAndPhase) {
+  recorder_.begin_step(0, false);
+  recorder_.enter(Phase::forward, 0);
+  wait(issue(Collective::all_gather, 10), 0.0);
+  wait(issue(Collective::all_gather, 30), 0.0);
+  recorder_.enter(Phase::backward, 0);
+  wait(issue(Collective::all_gather, 5), 0.0);
+  recorder_.end_step(0);
+  const StepTotals expected = {
+      {{Axis::dp, Collective::all_gather, Phase::forward},
+       {.count = 2, .size = Elements(40), .bytes = Bytes(80), .group_size = 4}},
+      {{Axis::dp, Collective::all_gather, Phase::backward},
+       {.count = 1, .size = Elements(5), .bytes = Bytes(10), .group_size = 4}}};
+  EXPECT_EQ(recorder_.totals(), expected);
+}
+
+TEST_P(Story, EventsKeepIssueOrder) {
+  recorder_.begin_step(0, false);
+  recorder_.enter(Phase::forward, 0);
+  const std::size_t first = issue(Collective::all_gather);
+  const std::size_t second = issue(Collective::reduce_scatter);
+  compute(1.0);
+  wait(second, 0.5);  // completions come in another order
+  wait(first, 0.25);
+  recorder_.end_step(0);
+  if (GetParam() != TraceLevel::events) {
+    EXPECT_TRUE(recorder_.events().empty());
+    return;
+  }
+  EXPECT_EQ(kinds(), (std::vector<std::string>{"all_gather", "reduce_scatter", "compute", "wait", "wait"}));
+}
+
+TEST_P(Story, StepCannotEndWithACollectiveInFlight) {
+  recorder_.begin_step(0, false);
+  static_cast<void>(issue(Collective::all_gather));
+  EXPECT_THROW(recorder_.end_step(0), InternalError);
+}
+
+TEST_P(Story, CollectiveIsDoneOnce) {
+  recorder_.begin_step(0, false);
+  const std::size_t id = issue(Collective::all_gather);
+  wait(id, 0.5);
+  EXPECT_THROW(wait(id, 0.5), InternalError);
+}
+
+TEST_P(Story, MemoryIsFollowedOnlyWithEvents) {
+  recorder_.begin_step(5, false);
+  tracker_.add(Category::activations, Bytes(64));
+  world_.pass(1.0);
+  tracker_.add(Category::activations, Bytes(-64));
+  if (GetParam() != TraceLevel::events) {
+    EXPECT_TRUE(recorder_.memory().empty());
+    return;
+  }
+  ASSERT_EQ(recorder_.memory().size(), 2U);
+  EXPECT_EQ(recorder_.memory()[0].step, 5);
+  EXPECT_EQ(recorder_.memory()[0].at_s, 100.0);
+  EXPECT_EQ(recorder_.memory()[0].bytes, 64);
+  EXPECT_EQ(recorder_.memory()[1].at_s, 101.0);
+  EXPECT_EQ(recorder_.memory()[1].bytes, 0);
+}
+
+TEST_P(Story, ClearForgetsWhatWasWritten) {
+  recorder_.begin_step(0, false);
+  compute(1.0);
+  wait(issue(Collective::all_gather), 0.5);
+  tracker_.add(Category::activations, Bytes(64));
+  recorder_.end_step(0);
+  recorder_.clear();
+  EXPECT_TRUE(recorder_.events().empty());
+  EXPECT_TRUE(recorder_.steps().empty());
+  EXPECT_TRUE(recorder_.memory().empty());
+}
+
+class Events : public Story {};
+INSTANTIATE_TEST_SUITE_P(Level, Events, testing::Values(TraceLevel::events));
+
+TEST_P(Events, CarryTheFactsOfACollectiveAndOfTheWaitForIt) {
+  recorder_.begin_step(7, false);
+  recorder_.enter(Phase::forward, 2);
+  const std::size_t id = issue(Collective::all_gather, 12, {.layer = 3, .bucket = 1});
+  world_.pass(1.0);
+  recorder_.enter(Phase::backward, 3);
+  wait(id, 0.5);
+  ASSERT_EQ(recorder_.events().size(), 2U);
+  const Event& gather = recorder_.events()[0];
+  EXPECT_EQ(gather.step, 7);
+  EXPECT_EQ(gather.micro, 2);
+  EXPECT_EQ(gather.subject.layer, 3);
+  EXPECT_EQ(gather.subject.bucket, 1);
+  EXPECT_EQ(gather.phase, Phase::forward);
+  EXPECT_EQ(gather.kind, EventKind::all_gather);
+  EXPECT_EQ(gather.stream, Stream::comm);
+  EXPECT_TRUE(gather.is_collective);
+  EXPECT_EQ(gather.facts.size, Elements(12));
+  EXPECT_EQ(gather.facts.sent_bytes, 15);
+  EXPECT_EQ(gather.issue_s, 100.0);
+  EXPECT_EQ(gather.start_s, 100.5);
+  EXPECT_EQ(gather.end_s, 101.5);
+  EXPECT_EQ(gather.wait_s, 0.5);
+
+  const Event& wait = recorder_.events()[1];
+  EXPECT_EQ(wait.kind, EventKind::wait);
+  EXPECT_EQ(wait.stream, Stream::compute);
+  EXPECT_EQ(wait.phase, Phase::backward);
+  EXPECT_EQ(wait.micro, 3);
+  EXPECT_EQ(wait.subject.layer, 3);
+  EXPECT_EQ(wait.facts.sent_bytes, 0) << "else it would be counted twice";
+  EXPECT_EQ(wait.start_s, 101.0);
+  EXPECT_EQ(wait.end_s, 101.5);
+}
+
+TEST_P(Events, OfComputeSpanTheirTime) {
+  recorder_.begin_step(0, false);
+  recorder_.enter(Phase::optimizer, 1);
+  world_.pass(1.0);
+  compute(0.5, {.layer = 2});
+  ASSERT_EQ(recorder_.events().size(), 1U);
+  const Event& event = recorder_.events()[0];
+  EXPECT_EQ(event.kind, EventKind::compute);
+  EXPECT_EQ(event.stream, Stream::compute);
+  EXPECT_EQ(event.phase, Phase::optimizer);
+  EXPECT_FALSE(event.is_collective);
+  EXPECT_EQ(event.start_s, 101.0);
+  EXPECT_EQ(event.end_s, 101.5);
+}
+
+TEST(Recorder, StopsListeningWhenItIsGone) {
+  const StillWorld world;
+  MemoryTracker tracker;
+  { const Recorder recorder(world, tracker, TraceLevel::events); }
+  tracker.add(Category::activations, Bytes(1));  // must not reach the recorder that was
+  EXPECT_EQ(tracker.total(), Bytes(1));
+}
+
+}  // namespace
+}  // namespace shardbench

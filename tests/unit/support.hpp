@@ -69,11 +69,12 @@ class Stored {
   std::vector<bodies::BFloat16> bf16s_;
 };
 
-/// Every element within `tolerance` times the largest expected magnitude; tells the worst one.
+/// Every element within `tolerance` times the largest expected magnitude (or `least_scale`, where all may cancel to
+/// zero); tells the worst one.
 inline void expect_close(std::span<const float> actual, const Doubles& expected, double tolerance,
-                         const std::string& what) {
+                         const std::string& what, double least_scale = 0.0) {
   ASSERT_EQ(actual.size(), expected.size()) << what;
-  double scale = 0.0;
+  double scale = least_scale;
   for (const double value : expected) scale = std::max(scale, std::abs(value));
   std::size_t worst = 0;
   double worst_error = -1.0;

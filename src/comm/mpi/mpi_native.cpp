@@ -90,17 +90,23 @@ class NativeOperation final : public Operation {
 class NativeCommunicator final : public Communicator {
  public:
   NativeCommunicator(CommHandle comm, ProgressEngine& engine)
-      : comm_(std::move(comm)), engine_(engine), queue_(engine.add_queue()), rank_(comm_.rank()), size_(comm_.size()) {}
+      : comm_(std::move(comm)),
+        engine_(engine),
+        queue_(engine.add_queue()),
+        rank_(comm_.rank()),
+        size_(comm_.size()) {}
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
 
   Pending start(Collective collective, BufferRef buffer) override {
     SHARDBENCH_ASSERT(collective == Collective::all_reduce || buffer->elements().count() % size_ == 0);
-    auto operation = std::make_shared<NativeOperation>(collective, std::move(buffer), comm_.get(), bf16_, size_);
+    auto operation =
+        std::make_shared<NativeOperation>(collective, std::move(buffer), comm_.get(), bf16_, size_);
     engine_.submit(queue_, operation);
-    return std::make_unique<EnginePending>(engine_, std::move(operation),
-                                           EnginePending::Facts{.algorithm = Algorithm::native, .sent = std::nullopt});
+    return std::make_unique<EnginePending>(
+        engine_, std::move(operation),
+        EnginePending::Facts{.algorithm = Algorithm::native, .sent = std::nullopt});
   }
 
  private:

@@ -22,12 +22,14 @@ class Platform {
   [[nodiscard]] virtual double now() const = 0;
   /// Passes time on the clock without touching messages.
   virtual void sleep(double seconds) = 0;
-  /// Called when a wait found nothing new for the `attempt`-th time: yields the core politely, or (simulated, where
-  /// nothing else can run meanwhile) blocks until one of `outstanding` completes.
+  /// Called when a wait found nothing new for the `attempt`-th time: yields the core politely, or (simulated,
+  /// where nothing else can run meanwhile) blocks until one of `outstanding` completes.
   virtual void pause(int attempt, std::span<MPI_Request* const> outstanding) = 0;
 
-  virtual void post_send(std::span<const std::byte> message, int peer, int tag, MPI_Comm comm, MPI_Request* out) = 0;
-  virtual void post_receive(std::span<std::byte> message, int peer, int tag, MPI_Comm comm, MPI_Request* out) = 0;
+  virtual void post_send(std::span<const std::byte> message, int peer, int tag, MPI_Comm comm,
+                         MPI_Request* out) = 0;
+  virtual void post_receive(std::span<std::byte> message, int peer, int tag, MPI_Comm comm,
+                            MPI_Request* out) = 0;
 
   [[nodiscard]] virtual Placement placement() const = 0;
   [[nodiscard]] virtual bool simulated() const = 0;

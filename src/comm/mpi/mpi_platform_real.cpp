@@ -1,8 +1,8 @@
 // A real MPI library on real hosts.
 #include <sched.h>
 #include <sys/prctl.h>
-#include <ctime>
 #include <unistd.h>
+#include <ctime>
 
 #include <algorithm>
 #include <chrono>
@@ -25,10 +25,10 @@ struct WaitPolicy {
 constexpr double sleep_growth = 1.2;
 constexpr int sleeps_until_longest = 60;
 
-/// A yield lets whoever shares the core run at once, so that a message travels without a sleep in its way; but a crowd
-/// of ranks that only yield keeps busy with looking. Measured on 2 cores, zero3 tiny, milliseconds a step: 4 ranks 3.9
-/// (151 if they sleep up to 1 ms without yielding), 16 ranks 38, 64 ranks 330 (the whole run in 14 s, 23 s if they
-/// only yield).
+/// A yield lets whoever shares the core run at once, so that a message travels without a sleep in its way;
+/// but a crowd of ranks that only yield keeps busy with looking. Measured on 2 cores, zero3 tiny,
+/// milliseconds a step: 4 ranks 3.9 (151 if they sleep up to 1 ms without yielding), 16 ranks 38, 64 ranks
+/// 330 (the whole run in 14 s, 23 s if they only yield).
 WaitPolicy choose_policy(int ranks, int cpus) {
   const double crowd = std::max(1.0, static_cast<double>(ranks) / cpus);
   return {.yields = crowd <= 8.0 ? 1000 : 100,
@@ -98,10 +98,12 @@ class RealPlatform final : public Platform {
     sleep(std::min(policy_.longest_sleep_s, policy_.shortest_sleep_s * std::pow(sleep_growth, sleeps)));
   }
 
-  void post_send(std::span<const std::byte> message, int peer, int tag, MPI_Comm comm, MPI_Request* out) override {
+  void post_send(std::span<const std::byte> message, int peer, int tag, MPI_Comm comm,
+                 MPI_Request* out) override {
     SHARDBENCH_MPI(MPI_Isend_c(message.data(), std::ssize(message), MPI_BYTE, peer, tag, comm, out));
   }
-  void post_receive(std::span<std::byte> message, int peer, int tag, MPI_Comm comm, MPI_Request* out) override {
+  void post_receive(std::span<std::byte> message, int peer, int tag, MPI_Comm comm,
+                    MPI_Request* out) override {
     SHARDBENCH_MPI(MPI_Irecv_c(message.data(), std::ssize(message), MPI_BYTE, peer, tag, comm, out));
   }
 
@@ -122,11 +124,12 @@ class RealPlatform final : public Platform {
 void check_supported(const WorldSettings& /*settings*/) {}
 
 void prepare_environment() {
-  // Hydra tells how many ranks share this host. When all do, UCX's other transports only cost file descriptors and
-  // start-up time; across hosts they are needed. A user's own choice stands.
+  // Hydra tells how many ranks share this host. When all do, UCX's other transports only cost file
+  // descriptors and start-up time; across hosts they are needed. A user's own choice stands.
   const char* local = std::getenv("MPI_LOCALNRANKS");
   const char* all = std::getenv("PMI_SIZE");
-  if (local != nullptr && all != nullptr && std::string_view(local) == all) setenv("UCX_TLS", "posix,self", 0);
+  if (local != nullptr && all != nullptr && std::string_view(local) == all)
+    setenv("UCX_TLS", "posix,self", 0);
 }
 
 std::unique_ptr<Platform> make_platform(MPI_Comm world) { return std::make_unique<RealPlatform>(world); }

@@ -14,9 +14,10 @@ namespace {
 int checked_count(std::size_t bytes) {
   // SMPI has no large-count calls, and wraps messages of 2 GiB and more.
   if (bytes > static_cast<std::size_t>(INT_MAX))
-    throw RunError(fmt::format("a message of {} bytes is too large for the simulator (2 GiB); use a smaller bucket, "
-                               "more ranks or --algorithm ring",
-                               bytes));
+    throw RunError(
+        fmt::format("a message of {} bytes is too large for the simulator (2 GiB); use a smaller bucket, "
+                    "more ranks or --algorithm ring",
+                    bytes));
   return static_cast<int>(bytes);
 }
 
@@ -37,24 +38,35 @@ class SimulatedPlatform final : public Platform {
     // SMPI's MPI_Test may finish a request and still answer "not yet"; the next test will tell.
     if (requests.empty()) return;
     int completed = MPI_UNDEFINED;
-    SHARDBENCH_MPI(MPI_Waitany(static_cast<int>(requests.size()), requests.data(), &completed, MPI_STATUS_IGNORE));
-    if (completed == MPI_UNDEFINED) throw InternalError("a simulated rank waits although nothing is in flight");
+    SHARDBENCH_MPI(
+        MPI_Waitany(static_cast<int>(requests.size()), requests.data(), &completed, MPI_STATUS_IGNORE));
+    if (completed == MPI_UNDEFINED)
+      throw InternalError("a simulated rank waits although nothing is in flight");
     const auto index = static_cast<std::size_t>(completed);
     *outstanding[position[index]] = requests[index];
   }
 
-  void post_send(std::span<const std::byte> message, int peer, int tag, MPI_Comm comm, MPI_Request* out) override {
+  void post_send(std::span<const std::byte> message, int peer, int tag, MPI_Comm comm,
+                 MPI_Request* out) override {
     SHARDBENCH_MPI(MPI_Isend(message.data(), checked_count(message.size()), MPI_BYTE, peer, tag, comm, out));
   }
-  void post_receive(std::span<std::byte> message, int peer, int tag, MPI_Comm comm, MPI_Request* out) override {
+  void post_receive(std::span<std::byte> message, int peer, int tag, MPI_Comm comm,
+                    MPI_Request* out) override {
     SHARDBENCH_MPI(MPI_Irecv(message.data(), checked_count(message.size()), MPI_BYTE, peer, tag, comm, out));
   }
 
   [[nodiscard]] Placement placement() const override {
-    return {.host = sg_host_self_get_name(), .local_rank = 0, .local_size = 1, .allowed_cpus = 1, .host_cpus = 1, .affinity = ""};
+    return {.host = sg_host_self_get_name(),
+            .local_rank = 0,
+            .local_size = 1,
+            .allowed_cpus = 1,
+            .host_cpus = 1,
+            .affinity = ""};
   }
   [[nodiscard]] bool simulated() const override { return true; }
-  [[nodiscard]] std::string wait_policy() const override { return "simulated: block until a message completes"; }
+  [[nodiscard]] std::string wait_policy() const override {
+    return "simulated: block until a message completes";
+  }
 };
 
 }  // namespace
@@ -63,8 +75,9 @@ void check_supported(const WorldSettings& settings) {
   if (settings.progress == Progress::thread)
     throw UsageError("--progress thread cannot run in the simulator (one thread plays all ranks); use poll");
   if (settings.algorithm == Algorithm::native)
-    throw UsageError("--algorithm native is refused in the simulator: SMPI's non-blocking collectives are linear and "
-                     "wrong in place; use direct, ring or doubling");
+    throw UsageError(
+        "--algorithm native is refused in the simulator: SMPI's non-blocking collectives are linear and "
+        "wrong in place; use direct, ring or doubling");
 }
 
 void prepare_environment() {}

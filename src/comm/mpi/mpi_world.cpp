@@ -34,7 +34,8 @@ class MpiSession {
     int provided = 0;
     SHARDBENCH_MPI(MPI_Init_thread(nullptr, nullptr, needed, &provided));
     if (settings.progress == Progress::thread && provided < needed)
-      throw RunError("--progress thread needs MPI_THREAD_MULTIPLE, which this MPI library does not provide; use poll");
+      throw RunError(
+          "--progress thread needs MPI_THREAD_MULTIPLE, which this MPI library does not provide; use poll");
     SHARDBENCH_MPI(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
   }
   MpiSession(const MpiSession&) = delete;
@@ -96,7 +97,8 @@ class MpiMessageSet final : public MessageSet {
   bool test() override {
     if (requests_.empty()) return true;
     int done = 0;
-    SHARDBENCH_MPI(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE));
+    SHARDBENCH_MPI(
+        MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE));
     // SMPI may finish the last request and still answer "not yet".
     const bool finished = done != 0 || std::all_of(requests_.begin(), requests_.end(),
                                                    [](MPI_Request r) { return r == MPI_REQUEST_NULL; });
@@ -175,7 +177,8 @@ class MpiControlChannel final : public ControlChannel {
     for (int attempt = 0;; ++attempt) {
       int done = 0;
       SHARDBENCH_MPI(MPI_Test(&request, &done, MPI_STATUS_IGNORE));
-      if (done != 0 || request == MPI_REQUEST_NULL) return;  // (SMPI may finish it and still answer "not yet")
+      if (done != 0 || request == MPI_REQUEST_NULL)
+        return;  // (SMPI may finish it and still answer "not yet")
       platform_.pause(attempt, std::span(&outstanding, 1));
     }
   }
@@ -214,8 +217,8 @@ class MpiWorld final : public World {
   MpiWorld(const MpiWorld&) = delete;
   MpiWorld& operator=(const MpiWorld&) = delete;
   ~MpiWorld() override {
-    // MPI_Finalize may hang over some networks while peers still close connections; a quiet moment after a barrier
-    // lets them (UCX 1.13 over TCP with four and more ranks).
+    // MPI_Finalize may hang over some networks while peers still close connections; a quiet moment after a
+    // barrier lets them (UCX 1.13 over TCP with four and more ranks).
     if (std::uncaught_exceptions() == 0) barrier(control_);
   }
 
@@ -244,9 +247,11 @@ class MpiWorld final : public World {
     CommHandle comm(raw);
     if (settings_.algorithm == Algorithm::native && comm.size() > 1)
       return mpi::make_native_communicator(std::move(comm), engine_);
-    const Algorithm algorithm = settings_.algorithm == Algorithm::native ? Algorithm::local : settings_.algorithm;
-    return make_scheduled_communicator(std::make_unique<MpiTransport>(std::move(comm), *platform_, outstanding_),
-                                       engine_, memory_, algorithm);
+    const Algorithm algorithm =
+        settings_.algorithm == Algorithm::native ? Algorithm::local : settings_.algorithm;
+    return make_scheduled_communicator(
+        std::make_unique<MpiTransport>(std::move(comm), *platform_, outstanding_), engine_, memory_,
+        algorithm);
   }
 
   [[nodiscard]] Placement placement() const override { return platform_->placement(); }

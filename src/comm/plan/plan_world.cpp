@@ -45,11 +45,12 @@ class PlanCommunicator final : public Communicator {
     SHARDBENCH_ASSERT(collective == Collective::all_reduce || request.size.count() % size_ == 0);
     request.algorithm = resolve(algorithm_, request);
     if (request.algorithm == Algorithm::native)
-      return std::make_unique<PlannedCollective>(std::move(buffer), ScheduleScratch{}, Algorithm::native, std::nullopt);
+      return std::make_unique<PlannedCollective>(std::move(buffer), ScheduleScratch{}, Algorithm::native,
+                                                 std::nullopt);
     const Schedule schedule = make_schedule(request);
-    return std::make_unique<PlannedCollective>(std::move(buffer),
-                                               allocate_scratch(schedule, request.dtype, memory_, Backing::none),
-                                               request.algorithm, bytes_of(request.dtype, schedule.sent()));
+    return std::make_unique<PlannedCollective>(
+        std::move(buffer), allocate_scratch(schedule, request.dtype, memory_, Backing::none),
+        request.algorithm, bytes_of(request.dtype, schedule.sent()));
   }
 
  private:
@@ -88,15 +89,17 @@ class PlanWorld final : public World {
 
   std::unique_ptr<Communicator> communicator(std::span<const int> members) override {
     const auto position = std::find(members.begin(), members.end(), rank()) - members.begin();
-    return std::make_unique<PlanCommunicator>(static_cast<int>(position), static_cast<int>(members.size()), algorithm_,
-                                              memory_);
+    return std::make_unique<PlanCommunicator>(static_cast<int>(position), static_cast<int>(members.size()),
+                                              algorithm_, memory_);
   }
 
   [[nodiscard]] Placement placement() const override { return {}; }
   [[nodiscard]] bool simulated() const override { return false; }
   [[nodiscard]] std::string library() const override { return "none (plan)"; }
   [[nodiscard]] std::string wait_policy() const override { return "none (plan)"; }
-  void abort(int exit_code) override { throw InternalError(fmt::format("a plan aborted with code {}", exit_code)); }
+  void abort(int exit_code) override {
+    throw InternalError(fmt::format("a plan aborted with code {}", exit_code));
+  }
 
  private:
   Algorithm algorithm_;

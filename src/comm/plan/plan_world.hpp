@@ -7,8 +7,8 @@
 
 namespace shardbench {
 
-/// One rank of a world of `ranks` that exists on paper only. Collectives complete at once, leave buffers alone and
-/// report what they would send; time stands still.
+/// One rank of a world of `ranks` that exists on paper only. Collectives complete at once, leave buffers
+/// alone and report what they would send; time stands still.
 std::unique_ptr<World> make_plan_world(int ranks, int rank, const WorldSettings& settings, Memory& memory);
 
 }  // namespace shardbench

@@ -1,0 +1,33 @@
+"""Slow: many ranks on few cores, and tracked memory against what the processes really grow by."""
+
+import numpy as np
+import pytest
+import runs
+
+
+def test_64_ranks_finish_in_a_minute() -> None:
+    options = ["-n", "2", "-w", "1", "-o", str(path := runs.new_file())]
+    finished = runs.execute(runs.mpi_command("zero3", 64, options), runs.scratch_folder(), timeout_s=240.0)
+    assert finished.code == 0, str(finished)
+    assert finished.seconds < 60.0, str(finished)
+    trace = runs.Trace(path)
+    assert trace.ranks == 64
+    assert trace.attributes["status"] == "complete"
+    assert np.isfinite(trace.steps_agreed("loss")).all()
+    assert "sleep" in trace.config["wait_policy"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("scenario", ["ddp", "zero3"])
+def test_tracked_memory_explains_process_growth(scenario: str, ranks: int) -> None:
+    trace = runs.trace(scenario, ranks, "--model", "25m", "-n", "4", timeout_s=300.0)
+    report = []
+    for rank in range(ranks):
+        samples = trace.of_rank("memory", rank)
+        before = samples[(samples["step"] == -1) & (samples["category"] == "process_rss")]["bytes"]
+        assert len(before) == 1
+        tracked = trace.peaks(rank)["total_tracked"]
+        grown = trace.peaks(rank)["process_hwm"] - int(before[0])
+        report.append((rank, grown / 1e6, tracked / 1e6))
+    print(f"{scenario} N={ranks}: " + "; ".join(f"rank {r}: grown {g:.1f} MB, tracked {t:.1f} MB" for r, g, t in report))
+    assert all(abs(grown - tracked) <= 0.10 * tracked + 10.0 for _, grown, tracked in report), report

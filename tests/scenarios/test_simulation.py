@@ -1,0 +1,88 @@
+"""The same sources under SimGrid SMPI: real payload at 16 and 64 ranks, the events of a real run, deterministic times."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+
+HOSTS = 64
+PLATFORM = f"""<?xml version='1.0'?>
+<!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">
+<platform version="4.1">
+  <cluster id="c" prefix="n-" suffix="" radical="0-{HOSTS - 1}" speed="1Gf" bw="10GBps" lat="2us"/>
+</platform>
+"""
+# Why each is set: docs of the simulation, and SimGrid's manual. Without them times include what SMPI calibrated for
+# another machine, and polling advances the simulated clock.
+FLAGS = ["network/model:SMPI", "smpi/bw-factor:0:1", "smpi/lat-factor:0:1", "network/crosstraffic:0",
+         "network/TCP-gamma:1e15", "network/weight-S:0", "smpi/host-speed:1Gf", "smpi/simulate-computation:no",
+         "smpi/privatization:no", "smpi/test:1e-7", "smpi/grow-injected-times:no"]
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("smpirun") is None, reason="smpirun (SimGrid) is not installed"),
+    pytest.mark.skipif(not (runs.SIM_BIN / "zero3").exists(), reason=f"{runs.SIM_BIN}/zero3 is not built (preset sim)"),
+]
+
+
+def simulate(scenario: str, ranks: int, options: str) -> runs.Trace:
+    folder: Path = runs.scratch_folder()
+    platform, hostfile = folder / "platform.xml", folder / "hosts"
+    platform.write_text(PLATFORM)
+    hostfile.write_text("".join(f"n-{i}\n" for i in range(HOSTS)))
+    output = runs.new_file()
+    finished = runs.execute(
+        ["smpirun", "-quiet", "--log=root.thresh:warning", "-platform", str(platform), "-hostfile", str(hostfile),
+         *(f"--cfg={flag}" for flag in FLAGS), "-np", str(ranks), str(runs.SIM_BIN / scenario), *options.split(),
+         "-o", str(output)], folder)
+    assert finished.code == 0, str(finished)
+    assert output.exists(), str(finished)  # smpirun answers 0 even after MPI_Abort
+    trace = runs.Trace(output)
+    assert trace.attributes["status"] == "complete", str(finished)
+    assert trace.attributes["simulated"] == 1
+    assert trace.ranks == ranks
+    return trace
+
+
+REAL = "--compute real --payload real"
+
+
+@pytest.mark.parametrize(("scenario", "ranks"), [("zero3", 16), ("zero3", 64), ("ddp", 16)])
+def test_real_payload_passes_the_check(scenario: str, ranks: int) -> None:
+    trace = simulate(scenario, ranks, f"{REAL} -n 2 -w 1 -c")
+    assert trace.attributes["check"] == "passed"
+    assert np.isfinite(trace.steps_agreed("loss")).all()
+
+
+OPTIONS = {
+    "zero3": [f"{REAL} --algorithm ring --param-dtype fp32 --threads 1 -n 2 -w 1",
+              f"{REAL} --algorithm doubling --grad-accum 2 --prefetch 2,1 --reshard-after-forward blocks --clip 1 "
+              "--layout flat --threads 1 -n 1 -w 1"],
+    "ddp": [f"{REAL} --algorithm direct --threads 1 -n 1 -w 1"],
+}
+
+
+@pytest.mark.parametrize(("scenario", "options"), [(s, o) for s, several in OPTIONS.items() for o in several])
+def test_events_are_those_of_a_real_run(scenario: str, options: str) -> None:
+    simulated = simulate(scenario, 8, options)
+    real = runs.trace(scenario, 8, *options.split())
+    assert real.attributes["simulated"] == 0
+    for rank in range(8):
+        for step in real.of_rank("steps", rank)["step"].tolist():
+            assert simulated.events(rank, step) == real.events(rank, step)
+        assert simulated.ledger(rank) == real.ledger(rank)
+    # The same schedule adds in the same order, so not even the last digit differs.
+    np.testing.assert_array_equal(simulated.steps_agreed("loss"), real.steps_agreed("loss"))
+    np.testing.assert_array_equal(simulated["tensors"]["sum_of_squares"], real["tensors"]["sum_of_squares"])
+
+
+@pytest.mark.parametrize("options", [f"{REAL} -n 3 -w 1", "--compute timed --flops 1e11 --payload phantom -n 3 -w 1"])
+def test_simulated_times_are_deterministic(options: str) -> None:
+    first, second = (simulate("zero3", 16, options) for _ in range(2))
+    for table in ("events", "steps", "clock", "calibration", "ledger"):
+        for name in first[table].dtype.names:
+            np.testing.assert_array_equal(first[table][name], second[table][name], err_msg=f"{table}.{name}")
+    tracked = [t["memory"][[not c.startswith("process_") for c in t["memory"]["category"]]] for t in (first, second)]
+    for name in tracked[0].dtype.names:
+        np.testing.assert_array_equal(tracked[0][name], tracked[1][name], err_msg=f"memory.{name}")
