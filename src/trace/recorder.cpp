@@ -147,6 +147,14 @@ void Recorder::add_exposed(const Event& event, double seconds) {
   }
 }
 
+void Recorder::note_memory_levels() {
+  if (level_ != TraceLevel::events) return;
+  for (std::size_t i = 0; i < category_count; ++i) {
+    const auto category = static_cast<Category>(i);
+    memory_.push_back({-1, category, now(), tracker_.current(category).count()});
+  }
+}
+
 void Recorder::clear() {
   SHARDBENCH_ASSERT(in_flight_.empty());
   events_.clear();

@@ -160,6 +160,8 @@ class Recorder {
   [[nodiscard]] const std::vector<MemoryRecord>& memory() const { return memory_; }
   [[nodiscard]] const StepTotals& totals() const { return totals_; }
   [[nodiscard]] int step() const { return step_.step; }
+  /// Adds a memory record for every category's present level: where the memory trace starts from.
+  void note_memory_levels();
   /// Forgets what has been written to the file, or rehearsed.
   void clear();
 

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "src/errors.hpp"
 
@@ -70,8 +71,7 @@ ComputeTimes times_at(const ModelDims& dims, std::int64_t tokens, double flops) 
 std::vector<CalibrationRow> summarise_rehearsal(const ModelDims& dims, std::span<const Event> events) {
   struct Samples {
     std::vector<double> compute;
-    std::map<std::pair<int, int>, double>
-        communication;  // by (micro, layer or bucket): a layer may have several
+    std::map<std::tuple<int, int, int>, double> communication;  // by step, micro-batch, layer or bucket
   };
   struct Place {
     std::string kind;
@@ -83,20 +83,19 @@ std::vector<CalibrationRow> summarise_rehearsal(const ModelDims& dims, std::span
   for (const Event& event : events) {
     const bool compute = event.kind == EventKind::compute;
     if (!compute && event.stream != Stream::comm) continue;
-    Place place{.kind = "optimizer", .layer = -1, .direction = std::string(name_of(event.phase))};
+    Place place{.kind = "bucket", .layer = -1, .direction = std::string(name_of(event.phase))};
     if (event.subject.layer >= 0) {
       const LayerKind kind = kind_of_layer(dims, event.subject.layer);
       place.kind = kind_names[static_cast<std::size_t>(kind)];
       place.layer = kind == LayerKind::block ? 1 : event.subject.layer;
-    } else if (event.subject.bucket >= 0) {
-      place.kind = "bucket";
     }
     Samples& samples = places[place];
     if (compute) {
       samples.compute.push_back(event.end_s - event.start_s);
     } else {
-      samples.communication[{event.micro, std::max(event.subject.layer, event.subject.bucket)}] +=
-          event.end_s - event.start_s;
+      // A layer's reduce-scatter and all-gather in one direction add up; repetitions do not.
+      const int subject = std::max(event.subject.layer, event.subject.bucket);
+      samples.communication[{event.step, event.micro, subject}] += event.end_s - event.start_s;
     }
   }
   std::vector<CalibrationRow> rows;

@@ -275,7 +275,7 @@ class Run {
     setup_.recorder().clear();
     const int repetitions =
         maximum(world_.control(), world_.now() - begin) < long_rehearsal_s ? rehearsals : 1;
-    for (int i = 0; i < repetitions; ++i) setup_.rehearse(0);
+    for (int i = 0; i < repetitions; ++i) setup_.rehearse(i);
     nlohmann::json own = nlohmann::json::array();
     for (const CalibrationRow& row : summarise_rehearsal(options_.dims, setup_.recorder().events()))
       own.push_back({row.kind, row.layer, row.direction, row.compute_alone_s, row.communication_alone_s});
@@ -297,6 +297,8 @@ class Run {
   /// False as soon as the check fails.
   bool run_windows() {
     memory_.tracker().restart_peaks();
+    setup_.recorder().note_memory_levels();
+    if (file_) file_->flush();
     const int all = options_.warmup + options_.steps;
     int step = 0;
     while (step < all) {
@@ -387,6 +389,7 @@ class Run {
       write_ledger(ledger);
       write_memory_peaks();
     }
+    peak_ = maximum(world_.control(), static_cast<double>(memory_.tracker().total_peak().count()));
     if (check_) verified = report(check_->compare_masters(setup_.scenario())) && verified;
     if (writes(TraceLevel::steps) && setup_.scenario().state().holds_values()) write_tensors();
     return verified;
@@ -425,7 +428,6 @@ class Run {
       std::vector<MemoryPeakRow> rows;
       for (const auto& [category, bytes] : json.items()) rows.push_back({rank, category, bytes});
       file_->append(std::span<const MemoryPeakRow>(rows));
-      peak_ = std::max(peak_, json["total_tracked"].get<std::int64_t>());
     });
   }
 
@@ -464,9 +466,8 @@ class Run {
         "{} N={}: step {:.3f} ms (median over {} steps of the maximum over ranks), {:.0f} tokens/s, exposed "
         "{:.3f} ms, tracked peak {:.1f} MB, loss {:.6f}, check {}\nwrote {}\n",
         definition_.name, world_.size(), 1e3 * median(steps), steps.size(),
-        static_cast<double>(last.tokens) / median(steps), 1e3 * median(exposed),
-        static_cast<double>(peak_) / 1e6, last.loss, options_.check == Check::on ? "passed" : "off",
-        options_.output);
+        static_cast<double>(last.tokens) / median(steps), 1e3 * median(exposed), peak_ / 1e6, last.loss,
+        options_.check == Check::on ? "passed" : "off", options_.output);
   }
 
   Options options_;
@@ -478,7 +479,7 @@ class Run {
   RankSetup setup_;
   std::optional<ReferenceCheck> check_;
   std::map<int, StepRecord> slowest_;
-  std::int64_t peak_ = 0;       ///< tracked bytes, largest over ranks
+  double peak_ = 0.0;           ///< tracked bytes, largest over ranks
   ProcessMemory process_peak_;  ///< largest samples of this rank
 };
 
@@ -487,6 +488,8 @@ class Run {
 ExitCode run_scenario(Options options, const ScenarioDefinition& definition, World& world, Memory& memory,
                       const std::string& command_line) {
   resolve_batch(options, world.size());
+  // A bad calibration file is found before there is an output file.
+  if (!options.calibration_file.empty()) static_cast<void>(read_calibration(options.calibration_file));
   return Run(std::move(options), definition, world, memory, command_line).execute();
 }
 

@@ -32,8 +32,9 @@ Doubles rms_norm(const Doubles& x, const Doubles& weight) {
 
 Doubles rotated(Doubles x, std::size_t head_size, std::size_t position) {
   for (std::size_t i = 0; i < x.size(); i += 2) {
-    const double angle = static_cast<double>(position) *
-                         std::pow(10000.0, -static_cast<double>(i % head_size) / static_cast<double>(head_size));
+    const double angle =
+        static_cast<double>(position) *
+        std::pow(10000.0, -static_cast<double>(i % head_size) / static_cast<double>(head_size));
     const double even = x[i];
     x[i] = even * std::cos(angle) - x[i + 1] * std::sin(angle);
     x[i + 1] = even * std::sin(angle) + x[i + 1] * std::cos(angle);
@@ -94,8 +95,8 @@ class ReferenceModel {
   }
 
   /// One query over the keys and values so far.
-  [[nodiscard]] Doubles attend(const Doubles& q, const std::vector<Doubles>& keys, const std::vector<Doubles>& values,
-                               std::size_t head_size) const {
+  [[nodiscard]] Doubles attend(const Doubles& q, const std::vector<Doubles>& keys,
+                               const std::vector<Doubles>& values, std::size_t head_size) const {
     Doubles out(q.size());
     for (std::size_t c = 0; c < q.size(); c += head_size) {
       const std::size_t kv_head = c / head_size / static_cast<std::size_t>(d_.heads / d_.kv_heads);
@@ -136,7 +137,8 @@ class DecoderUnderTest {
         weight_table_(tensors_.size()),
         gradient_table_(tensors_.size()),
         kernels_(2, c.dims.seq, std::max(c.dims.hidden, c.dims.ffn)),
-        decoder_({.dims = c.dims, .micro_batch = micro_batch, .seed = seed, .backing = Backing::memory}, memory_,
+        decoder_({.dims = c.dims, .micro_batch = micro_batch, .seed = seed, .backing = Backing::memory},
+                 memory_,
                  make_real_math(c.dims, micro_batch, allocate_rope_tables(c.dims, memory_, Backing::memory),
                                 *kernels_)) {
     weights_.reserve(tensors_.size());
@@ -155,7 +157,8 @@ class DecoderUnderTest {
 
   void train_micro_batch(std::int64_t first_sequence) {
     decoder_.load_batch(0, first_sequence);
-    for (int layer = 0; layer < decoder_.dims().layer_count(); ++layer) decoder_.forward(layer, weight_table_);
+    for (int layer = 0; layer < decoder_.dims().layer_count(); ++layer)
+      decoder_.forward(layer, weight_table_);
     for (int layer = decoder_.dims().head_layer(); layer >= 0; --layer)
       decoder_.backward(layer, weight_table_, gradient_table_);
   }
@@ -166,8 +169,12 @@ class DecoderUnderTest {
     return result;
   }
   [[nodiscard]] const std::vector<TensorInfo>& tensors() const { return tensors_; }
-  [[nodiscard]] const Floats& gradient(int tensor) const { return gradients_[static_cast<std::size_t>(tensor)]; }
-  [[nodiscard]] double mean_loss() const { return decoder_.loss_sum() / static_cast<double>(decoder_.tokens()); }
+  [[nodiscard]] const Floats& gradient(int tensor) const {
+    return gradients_[static_cast<std::size_t>(tensor)];
+  }
+  [[nodiscard]] double mean_loss() const {
+    return decoder_.loss_sum() / static_cast<double>(decoder_.tokens());
+  }
   Decoder& decoder() { return decoder_; }
   [[nodiscard]] const WeightTable& weight_table() const { return weight_table_; }
   [[nodiscard]] const GradientTable& gradient_table() const { return gradient_table_; }
@@ -255,8 +262,8 @@ TEST_P(WholeModel, KeepsWhatTheFormulaSays) {
   const std::int64_t tokens = d.seq * micro_batch;
   const Bytes stream(4 * tokens * d.hidden);
 
-  // s b (12h + 4h kv/heads + 6 ffn), doubled for fp32, and 4 heads s b for the log-sum-exp. A block's input counts
-  // as its own: it is the output of the layer below.
+  // s b (12h + 4h kv/heads + 6 ffn), doubled for fp32, and 4 heads s b for the log-sum-exp. A block's input
+  // counts as its own: it is the output of the layer below.
   const Bytes block(2 * tokens * (12 * d.hidden + 4 * d.hidden * d.kv_heads / d.heads + 6 * d.ffn) +
                     4 * d.heads * tokens);
   const Bytes head(4 * tokens * (d.hidden + d.vocab + 1));
@@ -308,13 +315,15 @@ TEST(Decoder, TimedMathAccountsForTheSameMemoryWithoutAllocating) {
     for (int layer = 0; layer < dims.layer_count(); ++layer) decoder.forward(layer, weights);
     EXPECT_TRUE(std::isnan(decoder.loss_sum()));
     for (int layer = dims.head_layer(); layer >= 0; --layer) decoder.backward(layer, weights, gradients);
-    return std::pair(memory.tracker().peak(Category::activations), memory.tracker().peak(Category::workspace));
+    return std::pair(memory.tracker().peak(Category::activations),
+                     memory.tracker().peak(Category::workspace));
   };
   std::vector<std::pair<int, Direction>> runs;
   Memory paper;
-  const auto planned =
-      peaks(Backing::none, make_timed_math(dims, [&](int layer, Direction direction) { runs.emplace_back(layer, direction); }),
-            paper);
+  const auto planned = peaks(
+      Backing::none,
+      make_timed_math(dims, [&](int layer, Direction direction) { runs.emplace_back(layer, direction); }),
+      paper);
   const std::vector<std::pair<int, Direction>> expected = {
       {0, Direction::forward},  {1, Direction::forward},  {2, Direction::forward},  {3, Direction::forward},
       {4, Direction::forward},  {4, Direction::backward}, {3, Direction::backward}, {2, Direction::backward},

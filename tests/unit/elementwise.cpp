@@ -11,7 +11,8 @@ using bodies::BFloat16;
 
 std::uint16_t bf16_bits(float value) { return bodies::narrow<BFloat16>(value).bits; }
 
-/// Round to nearest even by comparing distances to the two neighbours, for finite values that do not overflow.
+/// Round to nearest even by comparing distances to the two neighbours, for finite values that do not
+/// overflow.
 std::uint16_t nearest_bf16_bits(float value) {
   const auto lower = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16U);
   const auto upper = static_cast<std::uint16_t>(lower + 1U);  // away from zero
@@ -49,7 +50,8 @@ TEST(BFloat16, KeepsInfinitiesZerosAndNans) {
   EXPECT_EQ(bf16_bits(std::numeric_limits<float>::max()), 0x7F80) << "past the largest bf16 is infinity";
   // A NaN whose payload lies in the bits that are dropped would become infinity by truncation.
   for (const std::uint32_t nan : {0x7F800001U, 0x7FFFFFFFU, 0xFFC00000U, 0xFF80FFFFU})
-    EXPECT_TRUE(std::isnan(bodies::widen(bodies::narrow<BFloat16>(std::bit_cast<float>(nan))))) << std::hex << nan;
+    EXPECT_TRUE(std::isnan(bodies::widen(bodies::narrow<BFloat16>(std::bit_cast<float>(nan)))))
+        << std::hex << nan;
 }
 
 TEST(BFloat16, WideningAndNarrowingIsTheIdentity) {
@@ -84,7 +86,8 @@ TEST_P(Casts, ScaledCopyScalesInFp32AndRoundsOnce) {
     return destination.values();
   });
   const Floats source = source_.values();
-  for (std::size_t i = 0; i < source.size(); ++i) ASSERT_EQ(copied[i], rounded_to(to_, source[i] * (1.0F / 3.0F)));
+  for (std::size_t i = 0; i < source.size(); ++i)
+    ASSERT_EQ(copied[i], rounded_to(to_, source[i] * (1.0F / 3.0F)));
 }
 
 TEST_P(Casts, AccumulateAddsInFp32AndRoundsOnce) {
@@ -159,8 +162,8 @@ TEST(SwiGlu, BackwardMatchesFiniteDifferences) {
   const Doubles g = widened(gate);
   const Doubles u = widened(up);
   const Doubles upstream = widened(d_gated);
-  expect_close(d_gate, numeric_gradient([&](const Doubles& x) { return dot(upstream, swiglu(x, u)); }, g), 1e-6,
-               "d_gate");
+  expect_close(d_gate, numeric_gradient([&](const Doubles& x) { return dot(upstream, swiglu(x, u)); }, g),
+               1e-6, "d_gate");
   expect_close(d_up, numeric_gradient([&](const Doubles& x) { return dot(upstream, swiglu(g, x)); }, u), 1e-6,
                "d_up");
 }
@@ -231,7 +234,8 @@ struct AdamWState {
 class AdamW : public testing::TestWithParam<std::tuple<DType, DType, float>> {};
 INSTANTIATE_TEST_SUITE_P(Storage, AdamW,
                          testing::Combine(testing::Values(DType::bf16, DType::fp32),
-                                          testing::Values(DType::bf16, DType::fp32), testing::Values(0.0F, 0.1F)));
+                                          testing::Values(DType::bf16, DType::fp32),
+                                          testing::Values(0.0F, 0.1F)));
 
 TEST_P(AdamW, FollowsADoubleReferenceOverSeveralSteps) {
   const auto [parameter_dtype, gradient_dtype, weight_decay] = GetParam();
@@ -242,24 +246,27 @@ TEST_P(AdamW, FollowsADoubleReferenceOverSeveralSteps) {
     return Stored(dtype, random_floats(count, 100U + static_cast<unsigned>(step)));
   };
 
-  const AdamWState state = same_with_one_and_two_threads([&, dtype = parameter_dtype, decay = weight_decay](
-                                                             kernels::Kernels& k) {
-    AdamWState s{initial, Floats(count), Floats(count), {}};
-    Stored copy(dtype, initial);
-    for (int step = 1; step <= 6; ++step) {
-      Stored gradient = gradient_of(step);
-      // fp32 parameters are the master themselves.
-      const kernels::TypedView parameter =
-          dtype == DType::fp32 ? kernels::TypedView{reinterpret_cast<std::byte*>(s.master.data()), dtype, count}
-                               : copy.view();
-      k.adamw(s.master, s.moment1, s.moment2, parameter, gradient.view(), adamw_constants(step, decay, factor));
-    }
-    s.parameter = dtype == DType::fp32 ? s.master : copy.values();
-    return s;
-  });
+  const AdamWState state =
+      same_with_one_and_two_threads([&, dtype = parameter_dtype, decay = weight_decay](kernels::Kernels& k) {
+        AdamWState s{initial, Floats(count), Floats(count), {}};
+        Stored copy(dtype, initial);
+        for (int step = 1; step <= 6; ++step) {
+          Stored gradient = gradient_of(step);
+          // fp32 parameters are the master themselves.
+          const kernels::TypedView parameter =
+              dtype == DType::fp32
+                  ? kernels::TypedView{reinterpret_cast<std::byte*>(s.master.data()), dtype, count}
+                  : copy.view();
+          k.adamw(s.master, s.moment1, s.moment2, parameter, gradient.view(),
+                  adamw_constants(step, decay, factor));
+        }
+        s.parameter = dtype == DType::fp32 ? s.master : copy.values();
+        return s;
+      });
 
   AdamWReference reference(initial, static_cast<double>(weight_decay));
-  for (int step = 1; step <= 6; ++step) reference.step(gradient_of(step).values(), static_cast<double>(factor));
+  for (int step = 1; step <= 6; ++step)
+    reference.step(gradient_of(step).values(), static_cast<double>(factor));
   expect_close(state.master, reference.weights(), 1e-6, "master");
   expect_close(state.moment1, reference.moment1(), 1e-6, "first moment");
   expect_close(state.moment2, reference.moment2(), 1e-6, "second moment");

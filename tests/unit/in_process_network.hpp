@@ -1,4 +1,5 @@
-// All ranks of a group in one process: messages are handed over in memory, and a waiting rank drives the others.
+// All ranks of a group in one process: messages are handed over in memory, and a waiting rank drives the
+// others.
 #pragma once
 
 #include <deque>
@@ -15,8 +16,8 @@
 
 namespace shardbench::test {
 
-/// Messages of one communicator. As MPI is allowed to, it reads a send buffer as late as possible (when the receiver
-/// takes the message) and scribbles into a receive buffer as soon as it is posted.
+/// Messages of one communicator. As MPI is allowed to, it reads a send buffer as late as possible (when the
+/// receiver takes the message) and scribbles into a receive buffer as soon as it is posted.
 class Network {
  public:
   struct Message {
@@ -94,7 +95,9 @@ class InProcessTransport final : public Transport {
   InProcessTransport(Network& network, int rank, int size) : network_(network), rank_(rank), size_(size) {}
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
-  std::unique_ptr<MessageSet> message_set() override { return std::make_unique<InProcessMessages>(network_, rank_); }
+  std::unique_ptr<MessageSet> message_set() override {
+    return std::make_unique<InProcessMessages>(network_, rank_);
+  }
 
  private:
   Network& network_;
@@ -108,8 +111,9 @@ class Cluster {
   Cluster(int ranks, Algorithm algorithm, std::size_t communicators = 1) {
     for (std::size_t c = 0; c < communicators; ++c) networks_.push_back(std::make_unique<Network>());
     for (int rank = 0; rank < ranks; ++rank) {
-      Rank& r = *ranks_.emplace_back(std::make_unique<Rank>(ProgressEngine::Hooks{
-          .now = [this] { return static_cast<double>(++ticks_); }, .pause = [this](int attempt) { drive(attempt); }}));
+      Rank& r = *ranks_.emplace_back(std::make_unique<Rank>(
+          ProgressEngine::Hooks{.now = [this] { return static_cast<double>(++ticks_); },
+                                .pause = [this](int attempt) { drive(attempt); }}));
       for (const auto& network : networks_)
         r.communicators.push_back(make_scheduled_communicator(
             std::make_unique<InProcessTransport>(*network, rank, ranks), r.engine, r.memory, algorithm));

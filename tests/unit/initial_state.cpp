@@ -19,7 +19,8 @@ TEST(SplitMix64, MatchesPublishedValues) {
   EXPECT_EQ(splitmix64(1'234'567 + gamma), 3'203'168'211'198'807'973U);
 }
 
-// From tests/golden: dims, seed, first_parameters (of the embedding) and first_tokens (of step 0, sequence 0).
+// From tests/golden: dims, seed, first_parameters (of the embedding) and first_tokens (of step 0, sequence
+// 0).
 struct Golden {
   const char* name;
   ModelDims dims;
@@ -36,13 +37,19 @@ class GoldenState : public testing::TestWithParam<Golden> {};
 INSTANTIATE_TEST_SUITE_P(
     Files, GoldenState,
     testing::Values(
-        Golden{"tiny_fp32_gb4", tiny, 1,  // also tiny_bf16_gb4 and tiny_fp32_gb4_clip1
+        Golden{"tiny_fp32_gb4",
+               tiny,
+               1,  // also tiny_bf16_gb4 and tiny_fp32_gb4_clip1
                {0.009343079291284084, -0.034405697137117386, -0.031236255541443825, 0.0026804630178958178},
                {194, 209, 28, 147, 230, 133, 160, 39}},
-        Golden{"tiny_fp32_gb16_40steps", tiny, 2,
+        Golden{"tiny_fp32_gb16_40steps",
+               tiny,
+               2,
                {0.01970207691192627, 0.002767866710200906, 0.020887266844511032, -0.010566976852715015},
                {103, 61, 56, 21, 112, 115, 87, 238}},
-        Golden{"uneven_fp32_gb6", uneven, 3,
+        Golden{"uneven_fp32_gb6",
+               uneven,
+               3,
                {-0.003770648967474699, 0.021352143958210945, -0.02198169007897377, -0.0023915728088468313},
                {35, 93, 68, 44, 25, 31, 61, 9}}),
     [](const auto& tested) { return std::string(tested.param.name); });
@@ -60,7 +67,8 @@ TEST_P(GoldenState, FirstParametersAndTokensAgree) {
 }
 
 TEST(InitialValue, FollowsTheContractForEveryTensor) {
-  // h = splitmix64((seed << 48) ^ (t << 36) ^ i); value = (2u - 1) s; s = 0.02 sqrt(3), over sqrt(2L) for wo and w2.
+  // h = splitmix64((seed << 48) ^ (t << 36) ^ i); value = (2u - 1) s; s = 0.02 sqrt(3), over sqrt(2L) for wo
+  // and w2.
   constexpr std::uint64_t seed = 65'535;
   for (const TensorInfo& t : declare_tensors(uneven)) {
     const bool norm = t.name.ends_with("norm") || t.name.ends_with("norm1") || t.name.ends_with("norm2");
@@ -70,7 +78,8 @@ TEST(InitialValue, FollowsTheContractForEveryTensor) {
       const std::uint64_t h = splitmix64((seed << 48U) ^ (static_cast<std::uint64_t>(t.index) << 36U) ^
                                          static_cast<std::uint64_t>(i));
       const double u = std::ldexp(static_cast<double>(h >> 11U), -53);
-      EXPECT_EQ(initial_value(seed, t, i), norm ? 1.0F : static_cast<float>((2.0 * u - 1.0) * s)) << t.name << i;
+      EXPECT_EQ(initial_value(seed, t, i), norm ? 1.0F : static_cast<float>((2.0 * u - 1.0) * s))
+          << t.name << i;
     }
   }
 }
@@ -134,9 +143,8 @@ TEST(Tokens, DifferBetweenSeedsStepsAndSequences) {
 TEST(Presets, HaveTheirPublishedParameterCounts) {
   // Vh (twice untied) + L (2h^2 + 2h kv + 3h ffn + 2h) + h; 7b is Llama 2's count, 1b to 405b are Llama 3's.
   const std::vector<std::pair<const char*, std::int64_t>> counts = {
-      {"tiny", 131'392},           {"25m", 26'089'984},         {"124m", 123'551'232},
-      {"1b", 1'235'814'400},       {"7b", 6'738'415'616},       {"8b", 8'030'261'248},
-      {"70b", 70'553'706'496},     {"405b", 405'853'388'800},
+      {"tiny", 131'392},     {"25m", 26'089'984},   {"124m", 123'551'232},   {"1b", 1'235'814'400},
+      {"7b", 6'738'415'616}, {"8b", 8'030'261'248}, {"70b", 70'553'706'496}, {"405b", 405'853'388'800},
   };
   ASSERT_EQ(model_presets().size(), counts.size());
   for (const auto& [name, count] : counts) {
@@ -162,8 +170,8 @@ TEST(Tied, SavesOneEmbedding) {
 TEST(Tensors, AreDeclaredInTheContractsOrder) {
   const std::vector<TensorInfo> tensors = declare_tensors(tiny);
   const std::vector<std::string> names = {
-      "embedding", "0.norm1", "0.wq", "0.wk", "0.wv", "0.wo", "0.norm2", "0.w1", "0.w3", "0.w2", "1.norm1",
-      "1.wq",      "1.wk",    "1.wv", "1.wo", "1.norm2", "1.w1", "1.w3", "1.w2", "norm", "head"};
+      "embedding", "0.norm1", "0.wq", "0.wk", "0.wv",    "0.wo", "0.norm2", "0.w1", "0.w3", "0.w2", "1.norm1",
+      "1.wq",      "1.wk",    "1.wv", "1.wo", "1.norm2", "1.w1", "1.w3",    "1.w2", "norm", "head"};
   ASSERT_EQ(tensors.size(), names.size());
   for (std::size_t t = 0; t < names.size(); ++t) {
     EXPECT_EQ(tensors[t].name, names[t]);
@@ -182,7 +190,8 @@ TEST(Flops, AddUpToTheModelsFormula) {
     double all = 0.0;
     for (int layer = 0; layer < dims.layer_count(); ++layer) {
       forward += layer_flops(dims, layer, Direction::forward, 3);
-      all += layer_flops(dims, layer, Direction::forward, 3) + layer_flops(dims, layer, Direction::backward, 3);
+      all +=
+          layer_flops(dims, layer, Direction::forward, 3) + layer_flops(dims, layer, Direction::backward, 3);
     }
     const std::int64_t looked_up = dims.head == Head::own ? dims.vocab * dims.hidden : 0;
     const auto expected = 3.0 * static_cast<double>(6 * (parameter_count(dims).count() - looked_up) +

@@ -48,7 +48,7 @@ class Linear : public testing::TestWithParam<std::tuple<LinearCase, DType>> {
  protected:
   const LinearCase shape_ = std::get<0>(GetParam());
   const DType dtype_ = std::get<1>(GetParam());
-  Stored weight_{dtype_, shape_.out, shape_.in, random_floats(shape_.out * shape_.in, 1)};
+  Stored weight_{dtype_, shape_.out, shape_.in, random_floats(shape_.out* shape_.in, 1)};
   const Floats x_ = random_floats(shape_.tokens * shape_.in, 2);
   const Floats dy_ = random_floats(shape_.tokens * shape_.out, 3);
 
@@ -68,9 +68,11 @@ class Linear : public testing::TestWithParam<std::tuple<LinearCase, DType>> {
       }
   }
 };
-// A panel is 50 MFLOP, or 2^20 widened elements: tokens and widths are chosen to need several, the last one short.
+// A panel is 50 MFLOP, or 2^20 widened elements: tokens and widths are chosen to need several, the last one
+// short.
 INSTANTIATE_TEST_SUITE_P(Shapes, Linear,
-                         testing::Combine(testing::Values(LinearCase{"one", 1, 1, 1, 1}, LinearCase{"odd", 3, 5, 7, 1},
+                         testing::Combine(testing::Values(LinearCase{"one", 1, 1, 1, 1},
+                                                          LinearCase{"odd", 3, 5, 7, 1},
                                                           LinearCase{"work", 500, 400, 301, 3},
                                                           LinearCase{"wide", 1, 40'000, 75, 1}),
                                           testing::Values(DType::bf16, DType::fp32)),
@@ -103,7 +105,8 @@ TEST_P(Linear, BackwardOfWeightAddsDyTransposedTimesX) {
                                   shape_.tokens, shape_.in, widened(before));
   for (const Floats& d_weight : with_one_and_two_threads([&](Kernels& k) {
          Floats result = before;
-         k.linear_backward_weight(matrix(result, shape_.out), matrix(dy_, shape_.tokens), matrix(x_, shape_.tokens));
+         k.linear_backward_weight(matrix(result, shape_.out), matrix(dy_, shape_.tokens),
+                                  matrix(x_, shape_.tokens));
          return result;
        }))
     expect_close(d_weight, expected, fp32_tolerance, "d_weight");
@@ -203,8 +206,8 @@ TEST_P(RmsNorm, BackwardMatchesFiniteDifferencesAndAdds) {
   const auto [dx, d_weight] = same_with_one_and_two_threads([&](Kernels& k) {
     std::pair<Floats, Floats> result(dx_before, d_weight_before);
     Floats inverse_rms(rows);
-    k.rms_norm_backward(matrix(result.first, rows), result.second, inverse_rms, matrix(dy, rows), matrix(x_, rows),
-                        weight_.view(), static_cast<float>(epsilon));
+    k.rms_norm_backward(matrix(result.first, rows), result.second, inverse_rms, matrix(dy, rows),
+                        matrix(x_, rows), weight_.view(), static_cast<float>(epsilon));
     return result;
   });
   const Doubles x = widened(x_);
@@ -218,7 +221,8 @@ TEST_P(RmsNorm, BackwardMatchesFiniteDifferencesAndAdds) {
   };
   expect_close(dx, added(numeric_gradient([&](const Doubles& v) { return loss(v, w); }, x), dx_before),
                fp32_tolerance, "dx");
-  expect_close(d_weight, added(numeric_gradient([&](const Doubles& v) { return loss(x, v); }, w), d_weight_before),
+  expect_close(d_weight,
+               added(numeric_gradient([&](const Doubles& v) { return loss(x, v); }, w), d_weight_before),
                fp32_tolerance, "d_weight");
 }
 
@@ -237,7 +241,8 @@ class Rope : public testing::Test {
     Floats cosines(length * head_size / 2);
     Floats sines(length * head_size / 2);
     k.rope_table(matrix(cosines, length), matrix(sines, length), head_size, 10000.0);
-    k.rope(matrix(x, rows), matrix(std::as_const(cosines), length), matrix(std::as_const(sines), length), rotation);
+    k.rope(matrix(x, rows), matrix(std::as_const(cosines), length), matrix(std::as_const(sines), length),
+           rotation);
     return x;
   }
 
@@ -278,8 +283,8 @@ Doubles token_losses(const Doubles& logits, const Tokens& targets) {
   for (std::int64_t row = 0; row < std::ssize(targets); ++row) {
     const auto first = logits.begin() + row * vocabulary;
     const double largest = *std::max_element(first, first + vocabulary);
-    const double total = std::accumulate(
-        first, first + vocabulary, 0.0, [&](double sum, double z) { return sum + std::exp(z - largest); });
+    const double total = std::accumulate(first, first + vocabulary, 0.0,
+                                         [&](double sum, double z) { return sum + std::exp(z - largest); });
     losses.push_back(largest + std::log(total) - *(first + targets[static_cast<std::size_t>(row)]));
   }
   return losses;
@@ -322,7 +327,8 @@ TEST(CrossEntropy, ManyRowsGoInSeveralBlocks) {
   // Blocks hold 50e6 / 64 / vocabulary rows: 8 here, so that 20 rows take three.
   constexpr std::int64_t vocabulary = 90'000;
   Tokens targets(20);
-  for (std::size_t row = 0; row < targets.size(); ++row) targets[row] = static_cast<std::int32_t>(row * 4'000);
+  for (std::size_t row = 0; row < targets.size(); ++row)
+    targets[row] = static_cast<std::int32_t>(row * 4'000);
   Floats logits(20 * vocabulary);
   Floats losses(20);
   KernelSet kernels(2);
@@ -344,7 +350,8 @@ class AttentionReference {
       : s_(shape), q_(std::move(q)), k_(std::move(k)), v_(std::move(v)) {}
 
   [[nodiscard]] AttentionResult run(const Doubles& d_out) const {
-    AttentionResult r{Doubles(q_.size()), Doubles(static_cast<std::size_t>(s_.sequences * s_.heads * s_.length)),
+    AttentionResult r{Doubles(q_.size()),
+                      Doubles(static_cast<std::size_t>(s_.sequences * s_.heads * s_.length)),
                       Doubles(q_.size()), Doubles(k_.size()), Doubles(k_.size())};
     for (std::int64_t sequence = 0; sequence < s_.sequences; ++sequence)
       for (std::int64_t head = 0; head < s_.heads; ++head)
@@ -366,7 +373,8 @@ class AttentionReference {
     return sum;
   }
   void add(Doubles& to, std::size_t i, double factor, const Doubles& from, std::size_t j) const {
-    for (std::size_t c = 0; c < static_cast<std::size_t>(s_.head_size); ++c) to[i + c] += factor * from[j + c];
+    for (std::size_t c = 0; c < static_cast<std::size_t>(s_.head_size); ++c)
+      to[i + c] += factor * from[j + c];
   }
 
   void query(AttentionResult& r, const Doubles& d_out, std::int64_t sequence, std::int64_t head,
@@ -407,16 +415,16 @@ class Attention : public testing::TestWithParam<AttentionShape> {
   const Floats v_ = random_floats(rows_ * shape_.kv_heads * shape_.head_size, 3, 2.0F);
   const Floats d_out_ = random_floats(rows_ * shape_.heads * shape_.head_size, 4);
 };
-INSTANTIATE_TEST_SUITE_P(
-    Shapes, Attention,
-    testing::Values(AttentionShape{1, 1, 1, 1, 2}, AttentionShape{3, 1, 4, 2, 6}, AttentionShape{2, 5, 4, 2, 4},
-                    AttentionShape{2, 63, 4, 4, 8}, AttentionShape{1, 64, 6, 2, 10}, AttentionShape{2, 65, 4, 1, 8},
-                    AttentionShape{1, 130, 6, 3, 4}),
-    [](const auto& tested) {
-      const AttentionShape& s = tested.param;
-      return "length" + std::to_string(s.length) + "_heads" + std::to_string(s.heads) + "_kv" +
-             std::to_string(s.kv_heads) + "_batch" + std::to_string(s.sequences);
-    });
+INSTANTIATE_TEST_SUITE_P(Shapes, Attention,
+                         testing::Values(AttentionShape{1, 1, 1, 1, 2}, AttentionShape{3, 1, 4, 2, 6},
+                                         AttentionShape{2, 5, 4, 2, 4}, AttentionShape{2, 63, 4, 4, 8},
+                                         AttentionShape{1, 64, 6, 2, 10}, AttentionShape{2, 65, 4, 1, 8},
+                                         AttentionShape{1, 130, 6, 3, 4}),
+                         [](const auto& tested) {
+                           const AttentionShape& s = tested.param;
+                           return "length" + std::to_string(s.length) + "_heads" + std::to_string(s.heads) +
+                                  "_kv" + std::to_string(s.kv_heads) + "_batch" + std::to_string(s.sequences);
+                         });
 
 TEST_P(Attention, ForwardAndBackwardMatchADoubleReference) {
   const AttentionResult expected =
@@ -434,9 +442,9 @@ TEST_P(Attention, ForwardAndBackwardMatchADoubleReference) {
     Floats dq = garbage;
     Floats dk(k_.size(), std::numeric_limits<float>::quiet_NaN());
     Floats dv = dk;
-    kernels->attention_backward(matrix(dq, rows_), matrix(dk, rows_), matrix(dv, rows_), matrix(d_out_, rows_),
-                                matrix(std::as_const(out), rows_), log_sum_exp, matrix(q_, rows_), matrix(k_, rows_),
-                                matrix(v_, rows_), shape_);
+    kernels->attention_backward(matrix(dq, rows_), matrix(dk, rows_), matrix(dv, rows_),
+                                matrix(d_out_, rows_), matrix(std::as_const(out), rows_), log_sum_exp,
+                                matrix(q_, rows_), matrix(k_, rows_), matrix(v_, rows_), shape_);
     expect_close(dv, expected.dv, fp32_tolerance, "dv");
     // At length 1 the softmax of one score is constant and both are zero.
     expect_close(dq, expected.dq, fp32_tolerance, "dq", 1.0);

@@ -83,9 +83,11 @@ class Shards : public testing::TestWithParam<std::tuple<Layout, int>> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Parts, Shards,
-                         testing::Combine(testing::Values(Layout::per_parameter, Layout::flat), testing::Range(1, 9)),
+                         testing::Combine(testing::Values(Layout::per_parameter, Layout::flat),
+                                          testing::Range(1, 9)),
                          [](const auto& tested) {
-                           return std::string(std::get<0>(tested.param) == Layout::flat ? "flat" : "per_parameter") +
+                           return std::string(std::get<0>(tested.param) == Layout::flat ? "flat"
+                                                                                        : "per_parameter") +
                                   "_" + std::to_string(std::get<1>(tested.param));
                          });
 
@@ -193,7 +195,8 @@ TEST(WholeTensors, AreDenseInDeclarationOrder) {
 std::int64_t inflation(const char* preset, Layout layout, int parts) {
   const ModelDims dims = *find_preset(preset);
   const GroupLayout group(layout, tensors_at(dims, tensors_of_layer(dims, 1)), parts);
-  const double ratio = static_cast<double>(group.gathered().count()) / static_cast<double>(group.real().count());
+  const double ratio =
+      static_cast<double>(group.gathered().count()) / static_cast<double>(group.real().count());
   return std::llround(1000.0 * ratio);
 }
 
@@ -216,10 +219,14 @@ TEST(Padding, InflatesBlocksAsPublished) {
 constexpr Bytes mebibytes(std::int64_t count) { return Bytes(count << 20); }
 
 TEST(Buckets, CloseWhenTheirCapIsReachedAndNeverSplitATensor) {
-  // fp32 sizes in MiB, declared: 3, 20, 4, 2, 0.5. Reverse: {0.5, 2} reaches 1; {4, 20} misses 25, so 3 joins.
+  // fp32 sizes in MiB, declared: 3, 20, 4, 2, 0.5. Reverse: {0.5, 2} reaches 1; {4, 20} misses 25, so 3
+  // joins.
   const auto elements = [](std::int64_t kibibytes) { return kibibytes * 256; };
-  const std::vector<TensorInfo> tensors = tensors_of(
-      {{elements(3072), 1}, {elements(20480), 1}, {elements(4096), 1}, {elements(2048), 1}, {elements(512), 1}});
+  const std::vector<TensorInfo> tensors = tensors_of({{elements(3072), 1},
+                                                      {elements(20480), 1},
+                                                      {elements(4096), 1},
+                                                      {elements(2048), 1},
+                                                      {elements(512), 1}});
   const std::vector<Bucket> buckets = make_buckets(tensors, DType::fp32, mebibytes(1), mebibytes(25));
   ASSERT_EQ(buckets.size(), 2U);
   EXPECT_EQ(buckets[0].tensors, (std::vector<int>{4, 3}));
@@ -240,7 +247,8 @@ TEST(Buckets, CloseExactlyAtTheCap) {
   ASSERT_EQ(buckets.size(), 2U);
   EXPECT_EQ(buckets[0].tensors, (std::vector<int>{2, 1})) << "one element short of the cap stays open";
   const std::vector<TensorInfo> exact = tensors_of({{1, 1}, {1 << 18, 1}});
-  EXPECT_EQ(make_buckets(exact, DType::fp32, mebibytes(1), mebibytes(1)).size(), 2U) << "the cap itself closes";
+  EXPECT_EQ(make_buckets(exact, DType::fp32, mebibytes(1), mebibytes(1)).size(), 2U)
+      << "the cap itself closes";
 }
 
 TEST(Buckets, OfAModelCoverItInReverseOrderAndCompleteWithTheirLastLayer) {
@@ -253,7 +261,8 @@ TEST(Buckets, OfAModelCoverItInReverseOrderAndCompleteWithTheirLastLayer) {
       order.insert(order.end(), bucket.tensors.begin(), bucket.tensors.end());
       elements += bucket.elements;
       int lowest = dims.head_layer();
-      for (const int t : bucket.tensors) lowest = std::min(lowest, tensors[static_cast<std::size_t>(t)].layer);
+      for (const int t : bucket.tensors)
+        lowest = std::min(lowest, tensors[static_cast<std::size_t>(t)].layer);
       EXPECT_EQ(bucket.complete_after_layer, lowest) << preset;
     }
     std::vector<int> reversed(tensors.size());

@@ -115,8 +115,10 @@ TEST(Ledger, OneRankHoldsAllAndSendsNothing) {
 TEST(Ledger, StaticBytesFallWithStageAndRanks) {
   for (const std::int64_t n : {2, 3, 8, 1000}) {
     for (int stage = 1; stage <= 3; ++stage) {
-      EXPECT_LT(gigabytes(question(seven_billion, n, stage)), gigabytes(question(seven_billion, n, stage - 1)));
-      EXPECT_LT(gigabytes(question(seven_billion, n + 1, stage)), gigabytes(question(seven_billion, n, stage)));
+      EXPECT_LT(gigabytes(question(seven_billion, n, stage)),
+                gigabytes(question(seven_billion, n, stage - 1)));
+      EXPECT_LT(gigabytes(question(seven_billion, n + 1, stage)),
+                gigabytes(question(seven_billion, n, stage)));
     }
     EXPECT_EQ(gigabytes(question(seven_billion, n, 0)), 112.0);
   }
@@ -171,7 +173,8 @@ TEST(Exact, WritesFractionsAsShortestDecimals) {
   EXPECT_EQ((Exact{0, 7}.text()), "0");
   EXPECT_EQ((Exact{14, 7}.text()), "2");
   EXPECT_EQ((Exact{1, 4}.text()), "0.25");
-  EXPECT_EQ((Exact{static_cast<Exact::Wide>(9'000'000'000'000'000'000) * 10, 1}.text()), "90000000000000000000");
+  EXPECT_EQ((Exact{static_cast<Exact::Wide>(9'000'000'000'000'000'000) * 10, 1}.text()),
+            "90000000000000000000");
 }
 
 // --- the ledger of a schedule
@@ -198,7 +201,8 @@ class ExpectedOfTiny : public testing::Test {
   }
 
   /// Calls and elements of one kind and phase.
-  static std::pair<std::int64_t, std::int64_t> of(const ExpectedLedger& ledger, Collective kind, Phase phase) {
+  static std::pair<std::int64_t, std::int64_t> of(const ExpectedLedger& ledger, Collective kind,
+                                                  Phase phase) {
     std::pair<std::int64_t, std::int64_t> sum{0, 0};
     for (const ExpectedCollective& c : ledger.collectives)
       if (c.collective == kind && c.phase == phase) sum = {sum.first + c.count, sum.second + c.size.count()};
@@ -207,8 +211,8 @@ class ExpectedOfTiny : public testing::Test {
 
   static constexpr std::int64_t psi = 131'392;
   static constexpr std::int64_t layers = 2;
-  static constexpr std::int64_t last_group = 64 + 256 * 64;         // norm and head
-  static constexpr std::int64_t root_group = 2 * 256 * 64 + 64;     // embedding, norm and head
+  static constexpr std::int64_t last_group = 64 + 256 * 64;      // norm and head
+  static constexpr std::int64_t root_group = 2 * 256 * 64 + 64;  // embedding, norm and head
 };
 
 TEST_F(ExpectedOfTiny, Zero3CountsFollowTheReshardPolicy) {

@@ -13,7 +13,8 @@ namespace {
 using Arguments = std::vector<std::string>;
 
 const std::set<OptionFamily> ddp_families = {OptionFamily::buckets};
-const std::set<OptionFamily> zero3_families = {OptionFamily::gather_groups, OptionFamily::ordered_collectives};
+const std::set<OptionFamily> zero3_families = {OptionFamily::gather_groups,
+                                               OptionFamily::ordered_collectives};
 
 Options ddp(const Arguments& arguments) { return parse_options("ddp", ddp_families, arguments); }
 Options zero3(const Arguments& arguments) { return parse_options("zero3", zero3_families, arguments); }
@@ -45,7 +46,8 @@ std::string refusal(const std::string& text, Options (*parse)(const Arguments&) 
 }
 
 testing::AssertionResult names_all(const std::string& message, const std::vector<std::string>& parts) {
-  if (message.find('\n') != std::string::npos) return testing::AssertionFailure() << "more than a line: " << message;
+  if (message.find('\n') != std::string::npos)
+    return testing::AssertionFailure() << "more than a line: " << message;
   for (const std::string& part : parts)
     if (message.find(part) == std::string::npos)
       return testing::AssertionFailure() << '"' << message << "\" does not name " << part;
@@ -90,9 +92,11 @@ TEST(Defaults, AreTheContracts) {
 
 TEST(EachOption, TakesEffect) {
   const Options o = zero3(words(
-      "--model 25m --micro-batch 3 --grad-accum 4 -n 7 -w 0 --window 5 --param-dtype fp32 --reduce-dtype bf16 "
+      "--model 25m --micro-batch 3 --grad-accum 4 -n 7 -w 0 --window 5 --param-dtype fp32 --reduce-dtype "
+      "bf16 "
       "--clip 1.5 --layout flat --wrap root --reshard-after-forward blocks --prefetch 2,1 --communicators 2 "
-      "--rs-wait end --algorithm doubling --progress thread --threads 3 --seed 65535 -c --trace steps -o a.h5 "
+      "--rs-wait end --algorithm doubling --progress thread --threads 3 --seed 65535 -c --trace steps -o "
+      "a.h5 "
       "--overwrite --ranks 6 --recompute none --backend mpi"));
   EXPECT_EQ(o.dims.hidden, 512);
   EXPECT_EQ(o.micro_batch, 3);
@@ -157,11 +161,26 @@ TEST(EachOption, PlanAndVersionTakeEffect) {
 }
 
 TEST(EachOption, ChoicesAreAllAccepted) {
-  for (const char* choice :
-       {"--algorithm auto", "--algorithm direct", "--algorithm ring", "--algorithm doubling", "--algorithm native",
-        "--progress none", "--progress poll", "--progress thread", "--trace none", "--trace steps", "--trace events",
-        "--reshard-after-forward all", "--reshard-after-forward none", "--rs-wait next", "--wrap blocks",
-        "--layout per-parameter", "--compute real", "--payload real", "--param-dtype bf16", "--reduce-dtype fp32"})
+  for (const char* choice : {"--algorithm auto",
+                             "--algorithm direct",
+                             "--algorithm ring",
+                             "--algorithm doubling",
+                             "--algorithm native",
+                             "--progress none",
+                             "--progress poll",
+                             "--progress thread",
+                             "--trace none",
+                             "--trace steps",
+                             "--trace events",
+                             "--reshard-after-forward all",
+                             "--reshard-after-forward none",
+                             "--rs-wait next",
+                             "--wrap blocks",
+                             "--layout per-parameter",
+                             "--compute real",
+                             "--payload real",
+                             "--param-dtype bf16",
+                             "--reduce-dtype fp32"})
     EXPECT_EQ(refusal(choice), "") << choice;
 }
 
@@ -205,9 +224,9 @@ TEST(Unknown, StrayWordsAreRefused) {
 
 TEST(Values, OutsideTheirRangeAreRefused) {
   const std::string beyond_64_bits = "1180591620717411303424";  // 2^70
-  for (const std::string option :
-       {"--micro-batch", "--grad-accum", "--global-batch", "--steps", "--warmup", "--window", "--seed", "--threads",
-        "--ranks", "--layers", "--hidden", "--heads", "--kv-heads", "--ffn", "--vocab", "--seq", "--communicators"})
+  for (const std::string option : {"--micro-batch", "--grad-accum", "--global-batch", "--steps", "--warmup",
+                                   "--window", "--seed", "--threads", "--ranks", "--layers", "--hidden",
+                                   "--heads", "--kv-heads", "--ffn", "--vocab", "--seq", "--communicators"})
     for (const std::string& value : Arguments{beyond_64_bits, "-1", "99999999999", "two", "1.5", "3x", "nan"})
       EXPECT_TRUE(names_all(refusal(option + " " + value), {option})) << option << ' ' << value;
 }
@@ -235,7 +254,8 @@ TEST(Values, OutsideTheirChoicesAreRefusedWithTheChoices) {
 TEST(Values, ThatAreMissingOrEmptyAreRefused) {
   EXPECT_TRUE(names_all(refusal("--steps"), {"--steps"}));
   EXPECT_TRUE(names_all(refusal("--output"), {"--output"}));
-  for (const std::string option : {"--steps", "--prefetch", "--model", "--param-dtype", "--flops", "--output"}) {
+  for (const std::string option :
+       {"--steps", "--prefetch", "--model", "--param-dtype", "--flops", "--output"}) {
     EXPECT_TRUE(names_all(refusal(Arguments{option, ""}), {option})) << option;
     EXPECT_TRUE(names_all(refusal(Arguments{option + "="}), {option})) << option;
   }
@@ -259,7 +279,8 @@ TEST(Prefetch, TakesOneNumberOrTwo) {
   EXPECT_EQ(prefetch("3"), std::pair(3, 3));
   EXPECT_EQ(prefetch("2,1"), std::pair(2, 1));
   EXPECT_EQ(prefetch("0,5"), std::pair(0, 5));
-  for (const char* bad : {",", "1,", ",1", "1,2,3", "a", "1,b", "-1", "+1", "1.5", "1 2", "99999999999", "1;2", "0x1"})
+  for (const char* bad :
+       {",", "1,", ",1", "1,2,3", "a", "1,b", "-1", "+1", "1.5", "1 2", "99999999999", "1;2", "0x1"})
     EXPECT_TRUE(names_all(refusal(Arguments{"--prefetch", bad}), {"--prefetch"})) << bad;
 }
 
@@ -267,9 +288,11 @@ TEST(Contradictions, AreRefusedNamingBothSides) {
   EXPECT_TRUE(names_all(refusal("--tied --untied"), {"--tied", "--untied"}));
   EXPECT_TRUE(names_all(refusal("--tied --wrap blocks"), {"--wrap", "root"}));
   EXPECT_TRUE(names_all(refusal("--grad-accum 2 --global-batch 8"), {"--grad-accum", "--global-batch"}));
-  EXPECT_TRUE(names_all(refusal("--fp32-grad-accum --param-dtype fp32"), {"--fp32-grad-accum", "--param-dtype"}));
+  EXPECT_TRUE(
+      names_all(refusal("--fp32-grad-accum --param-dtype fp32"), {"--fp32-grad-accum", "--param-dtype"}));
   EXPECT_TRUE(names_all(refusal("--compute timed"), {"--flops", "--calibration"}));
-  EXPECT_TRUE(names_all(refusal("--compute timed --flops 1e9 --calibration c"), {"--flops", "--calibration"}));
+  EXPECT_TRUE(
+      names_all(refusal("--compute timed --flops 1e9 --calibration c"), {"--flops", "--calibration"}));
   EXPECT_TRUE(names_all(refusal("--flops 1e9"), {"--flops", "--compute timed"}));
   EXPECT_TRUE(names_all(refusal("--calibration c"), {"--calibration", "--compute timed"}));
   EXPECT_TRUE(names_all(refusal("--payload phantom"), {"--payload", "--compute timed"}));
@@ -315,7 +338,8 @@ TEST(GlobalBatch, ThatDoesNotFitIsRefused) {
     }
     return "";
   };
-  EXPECT_TRUE(names_all(refused("--global-batch 6 --micro-batch 2", 2), {"--global-batch 6", "--micro-batch 2", "4"}));
+  EXPECT_TRUE(names_all(refused("--global-batch 6 --micro-batch 2", 2),
+                        {"--global-batch 6", "--micro-batch 2", "4"}));
   EXPECT_TRUE(names_all(refused("--global-batch 2", 4), {"--global-batch 2", "4"}));
   EXPECT_TRUE(names_all(refused("--micro-batch 8192", 8), {"65536", "--micro-batch"}));
   EXPECT_TRUE(names_all(refused("--micro-batch 65535 --grad-accum 65535", 1 << 24), {"--micro-batch"}));
@@ -323,24 +347,106 @@ TEST(GlobalBatch, ThatDoesNotFitIsRefused) {
 }
 
 TEST(Json, HoldsTheEffectiveConfiguration) {
-  const std::string json = options_json(zero3(words("--prefetch 2,1 --tied --global-batch 8 --reduce-dtype bf16")));
-  for (const char* part : {R"("scenario":"zero3")", R"("prefetch":"2,1")", R"("wrap":"root")", R"("global-batch":8)",
-                           R"("reduce-dtype":"bf16")", R"("flops":null)"})
+  const std::string json =
+      options_json(zero3(words("--prefetch 2,1 --tied --global-batch 8 --reduce-dtype bf16")));
+  for (const char* part : {R"("scenario":"zero3")", R"("prefetch":"2,1")", R"("wrap":"root")",
+                           R"("global-batch":8)", R"("reduce-dtype":"bf16")", R"("flops":null)"})
     EXPECT_NE(json.find(part), std::string::npos) << part << " in " << json;
 }
 
 /// A random command line out of option names, plausible values and bytes that mean nothing.
 Arguments garbage(std::mt19937& generator) {
-  static const Arguments pieces = {
-      "--model", "--layers", "--hidden", "--heads", "--kv-heads", "--ffn", "--vocab", "--seq", "--tied", "--untied",
-      "--micro-batch", "--grad-accum", "--global-batch", "-n", "--steps", "-w", "--warmup", "--window", "--compute",
-      "--flops", "--calibration", "--param-dtype", "--reduce-dtype", "--fp32-grad-accum", "--clip", "--layout",
-      "--wrap", "--reshard-after-forward", "--prefetch", "--communicators", "--rs-wait", "--bucket-mb", "--algorithm",
-      "--progress", "--payload", "--backend", "--ranks", "--threads", "--seed", "-c", "--check", "--trace", "--plan",
-      "--rank", "-o", "--output", "--overwrite", "--version", "--help", "-h", "--recompute", "--", "-", "---", "=",
-      "", " ", "0", "1", "2", "8", "64", "-1", "1e9", "1180591620717411303424", "9223372036854775807",
-      "-9223372036854775808", "0x7f", "010", "nan", "inf", "tiny", "405b", "fp32", "bf16", "timed", "phantom", "root",
-      "flat", "1,2", ",", "--steps=3", "--steps=", "--tied=maybe", "-n5", "-cw3", "{}", "%s%n", "[1,2]", "\"", "'"};
+  static const Arguments pieces = {"--model",
+                                   "--layers",
+                                   "--hidden",
+                                   "--heads",
+                                   "--kv-heads",
+                                   "--ffn",
+                                   "--vocab",
+                                   "--seq",
+                                   "--tied",
+                                   "--untied",
+                                   "--micro-batch",
+                                   "--grad-accum",
+                                   "--global-batch",
+                                   "-n",
+                                   "--steps",
+                                   "-w",
+                                   "--warmup",
+                                   "--window",
+                                   "--compute",
+                                   "--flops",
+                                   "--calibration",
+                                   "--param-dtype",
+                                   "--reduce-dtype",
+                                   "--fp32-grad-accum",
+                                   "--clip",
+                                   "--layout",
+                                   "--wrap",
+                                   "--reshard-after-forward",
+                                   "--prefetch",
+                                   "--communicators",
+                                   "--rs-wait",
+                                   "--bucket-mb",
+                                   "--algorithm",
+                                   "--progress",
+                                   "--payload",
+                                   "--backend",
+                                   "--ranks",
+                                   "--threads",
+                                   "--seed",
+                                   "-c",
+                                   "--check",
+                                   "--trace",
+                                   "--plan",
+                                   "--rank",
+                                   "-o",
+                                   "--output",
+                                   "--overwrite",
+                                   "--version",
+                                   "--help",
+                                   "-h",
+                                   "--recompute",
+                                   "--",
+                                   "-",
+                                   "---",
+                                   "=",
+                                   "",
+                                   " ",
+                                   "0",
+                                   "1",
+                                   "2",
+                                   "8",
+                                   "64",
+                                   "-1",
+                                   "1e9",
+                                   "1180591620717411303424",
+                                   "9223372036854775807",
+                                   "-9223372036854775808",
+                                   "0x7f",
+                                   "010",
+                                   "nan",
+                                   "inf",
+                                   "tiny",
+                                   "405b",
+                                   "fp32",
+                                   "bf16",
+                                   "timed",
+                                   "phantom",
+                                   "root",
+                                   "flat",
+                                   "1,2",
+                                   ",",
+                                   "--steps=3",
+                                   "--steps=",
+                                   "--tied=maybe",
+                                   "-n5",
+                                   "-cw3",
+                                   "{}",
+                                   "%s%n",
+                                   "[1,2]",
+                                   "\"",
+                                   "'"};
   const auto below = [&](std::size_t limit) {
     return std::uniform_int_distribution<std::size_t>(0, limit - 1)(generator);
   };

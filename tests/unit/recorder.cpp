@@ -32,7 +32,8 @@ class StillWorld final : public World {
   double now_ = 100.0;
 };
 
-/// A recorder and the short-hands to tell it a story. All durations are powers of two, so that sums are exact.
+/// A recorder and the short-hands to tell it a story. All durations are powers of two, so that sums are
+/// exact.
 class Story : public testing::TestWithParam<TraceLevel> {
  protected:
   void compute(double seconds, Subject subject = {.layer = 1}) {
@@ -59,7 +60,8 @@ class Story : public testing::TestWithParam<TraceLevel> {
     const double start = world_.now();
     world_.pass(seconds);
     recorder_.collective_done(
-        id, {.wait_start_s = start, .wait_end_s = world_.now(), .start_s = start - 0.5, .end_s = world_.now()});
+        id,
+        {.wait_start_s = start, .wait_end_s = world_.now(), .start_s = start - 0.5, .end_s = world_.now()});
   }
   [[nodiscard]] std::vector<std::string> kinds() const {
     std::vector<std::string> names;
@@ -71,7 +73,8 @@ class Story : public testing::TestWithParam<TraceLevel> {
   MemoryTracker tracker_;
   Recorder recorder_{world_, tracker_, GetParam()};
 };
-INSTANTIATE_TEST_SUITE_P(Levels, Story, testing::Values(TraceLevel::none, TraceLevel::steps, TraceLevel::events),
+INSTANTIATE_TEST_SUITE_P(Levels, Story,
+                         testing::Values(TraceLevel::none, TraceLevel::steps, TraceLevel::events),
                          [](const auto& tested) {
                            return tested.param == TraceLevel::none    ? "none"
                                   : tested.param == TraceLevel::steps ? "steps"
@@ -150,11 +153,10 @@ TEST_P(Story, TotalsCountByAxisKindAndPhase) {
   recorder_.enter(Phase::backward, 0);
   wait(issue(Collective::all_gather, 5), 0.0);
   recorder_.end_step(0);
-  const StepTotals expected = {
-      {{Axis::dp, Collective::all_gather, Phase::forward},
-       {.count = 2, .size = Elements(40), .bytes = Bytes(80), .group_size = 4}},
-      {{Axis::dp, Collective::all_gather, Phase::backward},
-       {.count = 1, .size = Elements(5), .bytes = Bytes(10), .group_size = 4}}};
+  const StepTotals expected = {{{Axis::dp, Collective::all_gather, Phase::forward},
+                                {.count = 2, .size = Elements(40), .bytes = Bytes(80), .group_size = 4}},
+                               {{Axis::dp, Collective::all_gather, Phase::backward},
+                                {.count = 1, .size = Elements(5), .bytes = Bytes(10), .group_size = 4}}};
   EXPECT_EQ(recorder_.totals(), expected);
 }
 

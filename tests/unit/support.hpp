@@ -69,8 +69,8 @@ class Stored {
   std::vector<bodies::BFloat16> bf16s_;
 };
 
-/// Every element within `tolerance` times the largest expected magnitude (or `least_scale`, where all may cancel to
-/// zero); tells the worst one.
+/// Every element within `tolerance` times the largest expected magnitude (or `least_scale`, where all may
+/// cancel to zero); tells the worst one.
 inline void expect_close(std::span<const float> actual, const Doubles& expected, double tolerance,
                          const std::string& what, double least_scale = 0.0) {
   ASSERT_EQ(actual.size(), expected.size()) << what;
@@ -87,8 +87,8 @@ inline void expect_close(std::span<const float> actual, const Doubles& expected,
     }
   }
   if (expected.empty()) return;
-  EXPECT_LE(worst_error, tolerance * scale) << what << ": element " << worst << " of " << expected.size() << " is "
-                                            << actual[worst] << ", expected " << expected[worst];
+  EXPECT_LE(worst_error, tolerance * scale) << what << ": element " << worst << " of " << expected.size()
+                                            << " is " << actual[worst] << ", expected " << expected[worst];
 }
 
 /// Central finite differences of `loss` with respect to each element of `x`.

@@ -51,7 +51,8 @@ class TraceFiles : public testing::Test {
 };
 
 testing::AssertionResult is_one_line_naming(const std::string& message, const std::string& part) {
-  if (message.find('\n') != std::string::npos) return testing::AssertionFailure() << "more than a line: " << message;
+  if (message.find('\n') != std::string::npos)
+    return testing::AssertionFailure() << "more than a line: " << message;
   if (message.find(part) == std::string::npos)
     return testing::AssertionFailure() << '"' << message << "\" does not name " << part;
   return testing::AssertionSuccess();
@@ -102,7 +103,8 @@ TEST_F(TraceFiles, ThatCannotBeWrittenNamePathAndReason) {
 
 TEST_F(TraceFiles, OpenInAnotherWriterNameThePath) {
   const TraceFile first(path("taken.h5"), ExistingFile::refuse);
-  EXPECT_TRUE(is_one_line_naming(refusal<RunError>(path("taken.h5"), ExistingFile::overwrite), path("taken.h5")));
+  EXPECT_TRUE(
+      is_one_line_naming(refusal<RunError>(path("taken.h5"), ExistingFile::overwrite), path("taken.h5")));
 }
 
 TEST_F(TraceFiles, HoldWhatWasAppendedAfterAFlush) {
