@@ -1,6 +1,8 @@
 // The main of every scenario: parse, enter the world, run.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <string>
@@ -20,15 +22,15 @@ using namespace shardbench;
 
 int exit_status(ExitCode code) { return static_cast<int>(code); }
 
-/// Before MPI starts only the launcher knows who is first; every process would print the same line.
+/// Without MPI only the launcher knows who is first; every process would print the same line.
 bool speaks_before_start() {
   for (const char* name : {"PMI_RANK", "PMIX_RANK", "SLURM_PROCID"})
     if (const char* rank = std::getenv(name)) return std::string_view(rank) == "0";
   return true;
 }
 
-void say(const std::string& scenario, const std::exception& error) {
-  fmt::print(stderr, "{}: {}\n", scenario, error.what());
+void say(const std::string& scenario, const std::string& what) {
+  fmt::print(stderr, "{}: {}\n", scenario, what);
 }
 
 /// Unconnected copies that each believe to be the whole job are refused.
@@ -48,23 +50,32 @@ void check_world_size(const Options& options, int size) {
                     tasks));
 }
 
-int run(const ScenarioDefinition& definition, const Options& options, const std::string& command_line) {
+int run(const ScenarioDefinition& definition, const ParsedOptions& parsed, const std::string& command_line) {
+  const Options options = parsed.options.value_or(Options{});
   Memory memory;
   const auto world = make_mpi_world({.progress = options.progress, .algorithm = options.algorithm}, memory);
   try {
+    agree_on_options(world->control(), parsed);
+    world->check_settings();
     check_world_size(options, world->size());
     return exit_status(run_scenario(options, definition, *world, memory, command_line));
   } catch (const UsageError& error) {  // thrown by every rank alike, like AgreedError
-    if (world->rank() == 0) say(definition.name, error);
+    if (world->rank() == 0) say(definition.name, error.what());
     return exit_status(ExitCode::usage);
   } catch (const AgreedError& error) {
-    if (world->rank() == 0) say(definition.name, error);
+    if (world->rank() == 0) say(definition.name, error.what());
     return exit_status(ExitCode::run_failure);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "{}: rank {}: {}\n", definition.name, world->rank(), error.what());
+    say(definition.name, fmt::format("rank {}: {}", world->rank(), error.what()));
     world->abort(exit_status(ExitCode::run_failure));
   }
   return exit_status(ExitCode::run_failure);  // not reached
+}
+
+void print_version(const std::string& scenario) {
+  const BuildInfo build = build_info();
+  fmt::print("shardbench {} {} ({}{}, {})\nMPI: {}\nHDF5: {}\n", scenario, build.version, build.git_commit,
+             build.git_dirty ? ", modified" : "", build.build_type, mpi_library_version(), hdf5_version());
 }
 
 }  // namespace
@@ -72,30 +83,29 @@ int run(const ScenarioDefinition& definition, const Options& options, const std:
 int main(int argc, char** argv) {
   const ScenarioDefinition definition = scenario_definition();
   const std::vector<std::string> arguments(argv + 1, argv + argc);
-  std::string command_line = argv[0];
-  for (const std::string& argument : arguments) command_line += " " + argument;
+  const std::string command_line = fmt::format("{} {}", argv[0], fmt::join(arguments, " "));
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow shall be an error with a name, not a death
   try {
-    const Options options = parse_options(definition.name, definition.options, arguments);
-    if (options.show_version) {
-      const BuildInfo build = build_info();
-      fmt::print("shardbench {} {} ({}{}, {})\nMPI: {}\nHDF5: {}\n", definition.name, build.version,
-                 build.git_commit, build.git_dirty ? ", modified" : "", build.build_type,
-                 mpi_library_version(), hdf5_version());
-      return exit_status(ExitCode::done);
+    const ParsedOptions parsed = try_parse_options(definition.name, definition.options, arguments);
+    const bool runs = parsed.options && !parsed.options->show_version && !parsed.options->plan;
+    // A rank that is refused must not leave the others waiting for it in MPI_Init.
+    if (runs || (!parsed.options && parsed.help.empty() && started_by_launcher()))
+      return run(definition, parsed, command_line);
+    if (!speaks_before_start()) return exit_status(parsed.error.empty() ? ExitCode::done : ExitCode::usage);
+    if (!parsed.error.empty()) throw UsageError(parsed.error);
+    if (!parsed.help.empty()) {
+      fmt::print("{}", parsed.help);
+    } else if (parsed.options->show_version) {
+      print_version(definition.name);
+    } else {
+      fmt::print("{}\n", plan_json(*parsed.options, definition));
     }
-    if (options.plan) {
-      fmt::print("{}\n", plan_json(options, definition));
-      return exit_status(ExitCode::done);
-    }
-    return run(definition, options, command_line);
-  } catch (const HelpRequested& help) {
-    if (speaks_before_start()) fmt::print("{}", help.text);
     return exit_status(ExitCode::done);
   } catch (const UsageError& error) {
-    if (speaks_before_start()) say(definition.name, error);
+    say(definition.name, error.what());
     return exit_status(ExitCode::usage);
   } catch (const std::exception& error) {
-    say(definition.name, error);
+    say(definition.name, error.what());
     return exit_status(ExitCode::run_failure);
   }
 }

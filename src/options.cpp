@@ -89,9 +89,9 @@ class Parser {
     if (families.contains(OptionFamily::gather_groups)) add_gather_groups();
     if (families.contains(OptionFamily::ordered_collectives)) add_ordered_collectives();
     if (families.contains(OptionFamily::buckets))
-      bucket_ = app_.add_option("--bucket-mb", options_.bucket_mb, "bucket cap, MiB of the reduce dtype")
-                    ->check(CLI::Range(1, 1 << 20))
-                    ->capture_default_str();
+      app_.add_option("--bucket-mb", options_.bucket_mb, "bucket cap, MiB of the reduce dtype")
+          ->check(CLI::Range(1, 1 << 20))
+          ->capture_default_str();
     add_communication();
     add_output();
   }
@@ -251,7 +251,7 @@ class Parser {
     if (overwrite_) options_.existing_file = ExistingFile::overwrite;
     if (check_) options_.check = Check::on;
     if (fp32_grad_accum_) options_.fp32_grad_accum = Fp32Accumulation::on;
-    options_.bucket_mb_given = bucket_ != nullptr && bucket_->count() > 0;
+
     finish_prefetch();
 
     if (options_.fp32_grad_accum == Fp32Accumulation::on && options_.param_dtype == DType::fp32)
@@ -330,7 +330,7 @@ class Parser {
   std::string recompute_ = "none";
   std::string backend_ = "mpi";
   CLI::Option* wrap_ = nullptr;
-  CLI::Option* bucket_ = nullptr;
+
   CLI::Option* accum_ = nullptr;
   CLI::Option* rank_ = nullptr;
   bool help_ = false;
@@ -346,6 +346,45 @@ class Parser {
 Options parse_options(const std::string& scenario, const std::set<OptionFamily>& families,
                       const std::vector<std::string>& arguments) {
   return Parser(scenario, families).parse(arguments);
+}
+
+ParsedOptions try_parse_options(const std::string& scenario, const std::set<OptionFamily>& families,
+                                const std::vector<std::string>& arguments) {
+  ParsedOptions parsed;
+  try {
+    parsed.options = parse_options(scenario, families, arguments);
+  } catch (const HelpRequested& help) {
+    parsed.help = help.text;
+  } catch (const UsageError& error) {
+    parsed.error = error.what();
+  }
+  return parsed;
+}
+
+void agree_on_options(ControlChannel& channel, const ParsedOptions& own) {
+  const nlohmann::json mine = own.options ? nlohmann::json::parse(options_json(*own.options))
+                                          : nlohmann::json({{"refused", own.error}});
+  const std::string text = mine.dump();
+  const auto everyone = gather(channel, as_message<char>(std::span<const char>(text)));
+  agree_with_root(channel, [&] {
+    const auto parse = [](const std::vector<std::byte>& message) {
+      const auto characters = from_message<char>(message);
+      return nlohmann::json::parse(characters.begin(), characters.end());
+    };
+    for (std::size_t rank = 0; rank < everyone.size(); ++rank) {
+      const nlohmann::json theirs = parse(everyone[rank]);
+      if (theirs.contains("refused"))
+        throw UsageError(rank == 0 ? theirs["refused"].get<std::string>()
+                                   : fmt::format("rank {}: {}", rank, theirs["refused"].get<std::string>()));
+      for (const auto& [option, value] : theirs.items())
+        if (mine.value(option, nlohmann::json()) != value)
+          throw UsageError(
+              fmt::format("ranks disagree: --{} is {} on rank 0, but {} on rank {}; start every rank with "
+                          "the same options",
+                          option, mine.value(option, nlohmann::json()).dump(), value.dump(), rank));
+    }
+    return std::string();
+  });
 }
 
 std::string options_json(const Options& o) {

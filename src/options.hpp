@@ -11,7 +11,7 @@
 #include "src/comm/world.hpp"
 #include "src/model/dimensions.hpp"
 #include "src/shard/layout.hpp"
-#include "src/trace/recorder.hpp"
+#include "src/trace/trace_file.hpp"
 
 namespace shardbench {
 
@@ -28,13 +28,15 @@ enum class ReshardAfterForward { all, blocks, none };
 enum class ReduceScatterWait { next, end };
 enum class Fp32Accumulation { off, on };
 enum class Check { off, on };
-enum class ExistingFile { refuse, overwrite };
 
 /// How many groups are gathered ahead of the one in use.
 struct Prefetch {
   int forward = 1;
   int backward = 1;
 };
+
+/// PyTorch's. With it, DDP's first bucket is 1 MiB.
+constexpr std::int64_t default_bucket_mb = 25;
 
 struct Options {
   std::string scenario;
@@ -52,6 +54,7 @@ struct Options {
   Compute compute = Compute::real;
   std::optional<double> flops;
   std::string calibration_file;
+  std::string calibration_text;  ///< its contents, once read
 
   DType param_dtype = DType::bf16;
   DType reduce_dtype = DType::fp32;
@@ -64,8 +67,7 @@ struct Options {
   Prefetch prefetch;
   int communicators = 1;
   ReduceScatterWait rs_wait = ReduceScatterWait::next;
-  std::int64_t bucket_mb = 25;
-  bool bucket_mb_given = false;  ///< with the default cap DDP's first bucket is 1 MiB
+  std::int64_t bucket_mb = default_bucket_mb;
 
   Algorithm algorithm = Algorithm::automatic;
   Progress progress = Progress::poll;
@@ -87,6 +89,21 @@ struct Options {
 struct HelpRequested {
   std::string text;
 };
+
+/// What became of a command line: options, the help text asked for, or why it is refused.
+struct ParsedOptions {
+  std::optional<Options> options;
+  std::string help;
+  std::string error;
+};
+
+/// parse_options without exceptions.
+ParsedOptions try_parse_options(const std::string& scenario, const std::set<OptionFamily>& families,
+                                const std::vector<std::string>& arguments);
+
+/// Collective: throws UsageError, alike on every rank, when a rank's command line was refused or when the
+/// ranks' options differ; it names the rank and the option.
+void agree_on_options(ControlChannel& channel, const ParsedOptions& own);
 
 /// Parses the command line of a scenario that accepts `families`. Throws UsageError or HelpRequested.
 Options parse_options(const std::string& scenario, const std::set<OptionFamily>& families,

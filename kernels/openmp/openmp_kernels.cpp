@@ -29,6 +29,9 @@ std::int64_t widened_panel_elements(std::int64_t widest_row) {
   return std::max<std::int64_t>(1 << 20, smallest_panel_rows * widest_row);
 }
 
+// Below this many elements waking threads costs more than they save, and on a busy machine far more.
+constexpr std::int64_t parallel_elements = 16384;
+
 template <class Function>
 void for_storage(TypedView view, Function&& function) {
   if (view.dtype == DType::bf16) {
@@ -75,7 +78,7 @@ class OpenMpKernels final : public Kernels {
 
   void embedding_forward(Matrix y, TypedView table, std::span<const std::int32_t> tokens) override {
     for_storage(table, [&](const auto* weight) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (y.rows * y.columns >= parallel_elements)
       for (std::int64_t row = 0; row < y.rows; ++row)
         bodies::embedding_forward(bodies::OneLane{}, y.data + row * y.columns, weight,
                                   tokens[static_cast<std::size_t>(row)], y.columns);
@@ -84,7 +87,7 @@ class OpenMpKernels final : public Kernels {
   }
 
   void embedding_backward(Matrix d_table, ConstMatrix dy, std::span<const std::int32_t> tokens) override {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (dy.rows * dy.columns >= parallel_elements)
     for (std::int64_t column = 0; column < dy.columns; ++column)
       bodies::embedding_backward(column, d_table.data, dy.data, tokens.data(), dy.rows, dy.columns);
     between_tiles_();
@@ -92,7 +95,7 @@ class OpenMpKernels final : public Kernels {
 
   void rms_norm_forward(Matrix y, ConstMatrix x, TypedView weight, float epsilon) override {
     for_storage(weight, [&](const auto* w) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (x.rows * x.columns >= parallel_elements)
       for (std::int64_t row = 0; row < x.rows; ++row)
         bodies::rms_norm_forward(bodies::OneLane{}, y.data + row * x.columns, x.data + row * x.columns, w,
                                  x.columns, epsilon);
@@ -103,13 +106,13 @@ class OpenMpKernels final : public Kernels {
   void rms_norm_backward(Matrix dx, std::span<float> d_weight, std::span<float> inverse_rms, ConstMatrix dy,
                          ConstMatrix x, TypedView weight, float epsilon) override {
     for_storage(weight, [&](const auto* w) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (x.rows * x.columns >= parallel_elements)
       for (std::int64_t row = 0; row < x.rows; ++row)
         bodies::rms_norm_backward_input(bodies::OneLane{}, dx.data + row * x.columns,
                                         inverse_rms.data() + row, dy.data + row * x.columns,
                                         x.data + row * x.columns, w, x.columns, epsilon);
     });
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (x.rows * x.columns >= parallel_elements)
     for (std::int64_t column = 0; column < x.columns; ++column)
       bodies::rms_norm_backward_weight(column, d_weight.data(), dy.data, x.data, inverse_rms.data(), x.rows,
                                        x.columns);
@@ -127,7 +130,7 @@ class OpenMpKernels final : public Kernels {
 
   void rope(Matrix x, ConstMatrix cosines, ConstMatrix sines, bodies::Rotation rotation) override {
     const std::int64_t head_size = 2 * cosines.columns;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (x.rows * x.columns >= parallel_elements)
     for (std::int64_t row = 0; row < x.rows; ++row) {
       const std::int64_t entry = (row % cosines.rows) * cosines.columns;
       for (std::int64_t column = 0; column < x.columns; column += head_size)
@@ -191,7 +194,7 @@ class OpenMpKernels final : public Kernels {
 
   void swiglu_forward(Matrix gated, ConstMatrix gate, ConstMatrix up) override {
     const std::int64_t n = gated.rows * gated.columns;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n >= parallel_elements)
     for (std::int64_t i = 0; i < n; ++i) bodies::swiglu_forward(i, gated.data, gate.data, up.data);
     between_tiles_();
   }
@@ -199,7 +202,7 @@ class OpenMpKernels final : public Kernels {
   void swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate,
                        ConstMatrix up) override {
     const std::int64_t n = d_gated.rows * d_gated.columns;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n >= parallel_elements)
     for (std::int64_t i = 0; i < n; ++i)
       bodies::swiglu_backward(i, d_gate.data, d_up.data, d_gated.data, gate.data, up.data);
     between_tiles_();
@@ -211,7 +214,7 @@ class OpenMpKernels final : public Kernels {
     const std::int64_t block = std::max<std::int64_t>(threads_, panel_flops / 64 / logits.columns);
     for (std::int64_t first = 0; first < logits.rows; first += block) {
       const std::int64_t end = std::min(first + block, logits.rows);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if ((end - first) * logits.columns >= parallel_elements)
       for (std::int64_t row = first; row < end; ++row)
         bodies::cross_entropy(bodies::OneLane{}, losses.data() + row, logits.data + row * logits.columns,
                               targets[static_cast<std::size_t>(row)], logits.columns, scale);
@@ -221,7 +224,7 @@ class OpenMpKernels final : public Kernels {
 
   void add(Matrix y, ConstMatrix x) override {
     const std::int64_t n = y.rows * y.columns;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n >= parallel_elements)
     for (std::int64_t i = 0; i < n; ++i) bodies::add(i, y.data, x.data);
   }
 
@@ -230,7 +233,7 @@ class OpenMpKernels final : public Kernels {
     const std::int64_t n = source.elements();
     for_storage(destination, [&](auto* to) {
       for_storage(source, [&](const auto* from) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n >= parallel_elements)
         for (std::int64_t i = 0; i < n; ++i) bodies::scaled_copy(i, to, from, scale);
       });
     });
@@ -241,7 +244,7 @@ class OpenMpKernels final : public Kernels {
     const std::int64_t n = source.elements();
     for_storage(destination, [&](auto* to) {
       for_storage(source, [&](const auto* from) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n >= parallel_elements)
         for (std::int64_t i = 0; i < n; ++i) bodies::add(i, to, from);
       });
     });
@@ -255,7 +258,7 @@ class OpenMpKernels final : public Kernels {
     const std::int64_t n = values.elements();
     std::vector<double> pieces(static_cast<std::size_t>(ceil_div(n, sum_piece)));
     for_storage(values, [&](const auto* data) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n >= parallel_elements)
       for (std::int64_t piece = 0; piece < std::ssize(pieces); ++piece) {
         double sum = 0.0;
         for (std::int64_t i = piece * sum_piece; i < std::min(n, (piece + 1) * sum_piece); ++i) {
@@ -276,7 +279,7 @@ class OpenMpKernels final : public Kernels {
     SHARDBENCH_ASSERT(parameter.elements() == n && gradient.elements() == n);
     for_storage(parameter, [&](auto* p) {
       for_storage(gradient, [&](const auto* g) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n >= parallel_elements)
         for (std::int64_t i = 0; i < n; ++i)
           bodies::adamw(i, master.data(), moment1.data(), moment2.data(), p, g, constants);
       });
@@ -322,7 +325,7 @@ class OpenMpKernels final : public Kernels {
         const auto* source = reinterpret_cast<const bodies::BFloat16*>(weight.data) + offset;
         const std::int64_t n = count * weight.columns;
         float* widened = scratch_.data();
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n >= parallel_elements)
         for (std::int64_t i = 0; i < n; ++i) bodies::scaled_copy(i, widened, source, 1.0F);
         use(first, count, widened);
       }
@@ -338,7 +341,8 @@ class OpenMpKernels final : public Kernels {
     const std::int64_t q_columns = shape.heads * shape.head_size;
     const std::int64_t kv_columns = shape.kv_heads * shape.head_size;
     const std::int64_t per_thread = 2 * query_tile * shape.length;
-#pragma omp parallel for collapse(2) schedule(static)
+#pragma omp parallel for collapse(2) \
+    schedule(static) if (shape.sequences * shape.length * q_columns >= parallel_elements)
     for (std::int64_t sequence = 0; sequence < shape.sequences; ++sequence)
       for (std::int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
         const int thread = omp_get_thread_num();

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "src/comm/world.hpp"
+#include "src/errors.hpp"
 
 namespace shardbench {
 
@@ -47,6 +48,26 @@ double maximum(ControlChannel& channel, double value) {
   for (const auto& other : contributions) value = std::max(value, from_message<double>(other).front());
   const auto bytes = as_message<double>(std::span<const double>(&value, 1));
   return from_message<double>(broadcast(channel, {bytes.begin(), bytes.end()})).front();
+}
+
+std::string agree_with_root(ControlChannel& channel, const std::function<std::string()>& work) {
+  // The first character says how it went: done, usage error, run-time error.
+  std::string outcome = "d";
+  if (channel.rank() == 0) {
+    try {
+      outcome += work();
+    } catch (const UsageError& error) {
+      outcome = fmt::format("u{}", error.what());
+    } catch (const RunError& error) {
+      outcome = fmt::format("e{}", error.what());
+    }
+  }
+  const auto bytes = as_message<char>(outcome);
+  const auto heard = from_message<char>(broadcast(channel, {bytes.begin(), bytes.end()}));
+  const std::string text(heard.begin() + 1, heard.end());
+  if (heard.front() == 'u') throw UsageError(text);
+  if (heard.front() == 'e') throw AgreedError(text);
+  return text;
 }
 
 void barrier(ControlChannel& channel) {

@@ -19,7 +19,7 @@ void ProgressEngine::advance() {
   for (auto& queue : queues_) advance_queue(queue);
 }
 
-void ProgressEngine::advance_queue(std::deque<std::shared_ptr<Operation>>& queue) {
+void ProgressEngine::advance_queue(std::deque<std::shared_ptr<Operation>>& queue) const {
   while (!queue.empty()) {
     const std::shared_ptr<Operation> head = queue.front();
     if (!head->started_) {

@@ -54,7 +54,7 @@ class ProgressEngine {
   void wait(const Operation& operation);
 
  private:
-  void advance_queue(std::deque<std::shared_ptr<Operation>>& queue);
+  void advance_queue(std::deque<std::shared_ptr<Operation>>& queue) const;
 
   Hooks hooks_;
   std::mutex mutex_;  // contended only with a progress thread

@@ -62,12 +62,12 @@ struct Schedule {
 Range block_range(Elements size, int n, int block);
 
 struct ScheduleRequest {
-  Collective collective;
-  Algorithm algorithm;  ///< direct, ring or doubling
-  DType dtype;
+  Collective collective = Collective::all_gather;
+  Algorithm algorithm = Algorithm::direct;  ///< direct, ring or doubling
+  DType dtype = DType::fp32;
   Elements size;  ///< of the whole buffer
-  int ranks;
-  int rank;
+  int ranks = 1;
+  int rank = 0;
 };
 
 /// The schedule of one rank; all ranks' schedules match message for message.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -58,6 +59,9 @@ class World {
   /// Called between compute tiles; advances pending collectives under Progress::poll.
   virtual void poll() = 0;
 
+  /// Throws UsageError, alike on every rank, when this world cannot do what its settings ask for.
+  virtual void check_settings() const = 0;
+
   virtual ControlChannel& control() = 0;
   /// A communicator over `members` (world ranks, in group order, this rank among them). Collective: every
   /// rank calls it at the same time, groups being equal or disjoint.
@@ -88,6 +92,10 @@ std::vector<std::vector<std::byte>> gather(ControlChannel& channel, std::span<co
 /// Element-wise sum in rank order, the same on every rank.
 std::vector<double> sum(ControlChannel& channel, std::vector<double> values);
 double maximum(ControlChannel& channel, double value);
+
+/// Runs `work` on rank 0 only; what it throws, UsageError or RunError, every rank throws alike (the latter as
+/// AgreedError), so that none is left waiting. Returns rank 0's result everywhere.
+std::string agree_with_root(ControlChannel& channel, const std::function<std::string()>& work);
 
 template <class T>
 std::span<const std::byte> as_message(std::span<const T> values) {

@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <new>
 #include <utility>
 
 #include "src/errors.hpp"
@@ -16,6 +18,7 @@ namespace shardbench {
 namespace {
 
 constexpr std::size_t alignment_bytes = 64;                   // a cache line, and AVX-512's widest load
+constexpr Bytes small_block(16 << 10);                        // below it malloc, from it on pages of our own
 constexpr std::int64_t arena_window = std::int64_t{4} << 20;  // physical size of a rank's phantom arena
 
 /// Address space of at least `size` bytes whose windows all map the same physical pages.
@@ -43,19 +46,77 @@ std::shared_ptr<std::byte> map_aliased(Bytes size) {
   return arena;
 }
 
-std::shared_ptr<std::byte> allocate_real(Category category, Bytes size) {
+/// Below a page or so malloc wastes less.
+std::shared_ptr<std::byte> allocate_small(Bytes size) {
   const auto length =
       (static_cast<std::size_t>(std::max<std::int64_t>(size.count(), 1)) + alignment_bytes - 1) /
       alignment_bytes * alignment_bytes;
   auto* data = static_cast<std::byte*>(std::aligned_alloc(alignment_bytes, length));
-  if (data == nullptr)
-    throw RunError(
-        fmt::format("out of memory: {} bytes for {}; use a smaller model, more ranks or --payload phantom",
-                    size.count(), name_of(category)));
+  if (data == nullptr) throw std::bad_alloc();
   return {data, [](std::byte* p) { std::free(p); }};
 }
 
 }  // namespace
+
+/// Keeps freed blocks for the next allocation of about their size, so that a step does not fault its pages in
+/// anew, but never more than the rank has needed at once: what the process holds is what the tracker's peak
+/// says. (malloc would do either one or the other, depending on a threshold of its own.)
+class BlockCache : public std::enable_shared_from_this<BlockCache> {
+ public:
+  BlockCache() = default;
+  BlockCache(const BlockCache&) = delete;
+  BlockCache& operator=(const BlockCache&) = delete;
+  ~BlockCache() {
+    for (const auto& [size, block] : free_) munmap(block, size);
+  }
+
+  /// Throws std::bad_alloc when the system has no memory left.
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) {
+    const std::size_t size = (bytes + page_bytes - 1) / page_bytes * page_bytes;
+    active_ += size;
+    most_active_ = std::max(most_active_, active_);
+    const auto fit = free_.lower_bound(size);
+    if (fit != free_.end() && fit->first <= size + size / largest_waste) {
+      const auto [block_size, block] = *fit;
+      free_.erase(fit);
+      cached_ -= block_size;
+      active_ += block_size - size;
+      return handle(block, block_size);
+    }
+    while (!free_.empty() && active_ + cached_ > most_active_) release(std::prev(free_.end()));
+    void* block = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED) {
+      active_ -= size;
+      throw std::bad_alloc();
+    }
+    return handle(static_cast<std::byte*>(block), size);
+  }
+
+ private:
+  static constexpr std::size_t page_bytes = 4096;
+  static constexpr std::size_t largest_waste = 16;  ///< a block may be larger than asked for by this fraction
+
+  std::shared_ptr<std::byte> handle(std::byte* block, std::size_t size) {
+    return {block, [cache = shared_from_this(), size](std::byte* p) { cache->put_back(p, size); }};
+  }
+
+  void put_back(std::byte* block, std::size_t size) {
+    active_ -= size;
+    cached_ += size;
+    free_.emplace(size, block);
+  }
+
+  void release(std::multimap<std::size_t, std::byte*>::iterator block) {
+    munmap(block->second, block->first);
+    cached_ -= block->first;
+    free_.erase(block);
+  }
+
+  std::multimap<std::size_t, std::byte*> free_;  ///< by size
+  std::size_t active_ = 0;
+  std::size_t cached_ = 0;
+  std::size_t most_active_ = 0;
+};
 
 std::string_view name_of(Category category) {
   constexpr std::array<std::string_view, category_count> names = {
@@ -96,14 +157,21 @@ std::span<float> Buffer::floats() const {
   return {reinterpret_cast<float*>(data_.get()), static_cast<std::size_t>(elements_.count())};
 }
 
-Memory::Memory() : tracker_(std::make_shared<MemoryTracker>()) {}
+Memory::Memory() : tracker_(std::make_shared<MemoryTracker>()), cache_(std::make_shared<BlockCache>()) {}
 
 BufferRef Memory::allocate(Category category, DType dtype, Elements elements, Backing backing) {
   SHARDBENCH_ASSERT(elements.count() >= 0);
   const Bytes size = bytes_of(dtype, elements);
   std::shared_ptr<std::byte> data;
   if (backing == Backing::memory) {
-    data = allocate_real(category, size);
+    try {
+      data = size < small_block ? allocate_small(size)
+                                : cache_->allocate(static_cast<std::size_t>(size.count()));
+    } catch (const std::bad_alloc&) {
+      throw RunError(
+          fmt::format("out of memory: {} bytes for {}; use a smaller model, more ranks or --payload phantom",
+                      size.count(), name_of(category)));
+    }
   } else if (backing == Backing::aliased) {
     if (arena_ == nullptr || arena_size_ < size) {
       arena_ = map_aliased(size);

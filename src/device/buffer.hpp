@@ -60,6 +60,7 @@ enum class Backing {
 };
 
 class Memory;
+class BlockCache;
 
 /// A typed, tracked, move-only allocation; released and uncounted on destruction.
 class Buffer {
@@ -104,6 +105,7 @@ class Memory {
 
  private:
   std::shared_ptr<MemoryTracker> tracker_;
+  std::shared_ptr<BlockCache> cache_;
   std::shared_ptr<std::byte> arena_;
   Bytes arena_size_;
 };

@@ -7,6 +7,7 @@
 #include "src/options.hpp"
 #include "src/shard/layout.hpp"
 #include "src/trace/recorder.hpp"
+#include "src/trace/rows.hpp"
 
 namespace shardbench {
 
@@ -40,16 +41,6 @@ ExpectedLedger expected_ddp(const Options& options, std::span<const TensorInfo> 
 /// A(3 Psi - Psi_last), none 2A Psi; a root group is gathered once a micro-batch.
 ExpectedLedger expected_zero3(const Options& options, std::span<const TensorInfo> tensors,
                               const Grouping& grouping, std::span<const GroupLayout> layouts, int rank);
-
-/// One row of the `ledger` table: measured = expected + padding, except for textbook rows.
-struct LedgerRow {
-  Axis axis = Axis::world;
-  std::string quantity;
-  double expected = 0.0;
-  double measured = 0.0;
-  double padding = 0.0;
-  std::string unit;
-};
 
 /// What the tracker held on entering an optimizer phase.
 struct StaticBytes {

@@ -83,8 +83,8 @@ class Ddp final : public Scenario {
 
   static std::vector<Bucket> make_ddp_buckets(const TrainContext& context) {
     const Bytes cap = context.options.bucket_mb * mebibyte;
-    return make_buckets(context.tensors, context.options.reduce_dtype,
-                        context.options.bucket_mb_given ? cap : mebibyte, cap);
+    const Bytes first_cap = context.options.bucket_mb == default_bucket_mb ? mebibyte : cap;
+    return make_buckets(context.tensors, context.options.reduce_dtype, first_cap, cap);
   }
 
   TrainContext& context_;

@@ -168,7 +168,7 @@ class Recorder {
  private:
   struct InFlightEvent {
     Event event;
-    std::size_t position;  ///< in events_
+    std::size_t position = 0;  ///< in events_
   };
 
   void add(EventKind kind, double seconds);

@@ -22,12 +22,15 @@ constexpr hsize_t chunk_rows =
     4096;  // an events chunk of 0.8 MB: large enough to compress, below HDF5's 1 MiB cache
 constexpr unsigned deflate_level = 1;  // columns repeat; higher levels cost time without gaining size
 
+/// The reason, where the system gave one: HDF5 leaves errno as the failed system call set it.
+std::string system_reason() { return errno == 0 ? "refused by the HDF5 library" : std::strerror(errno); }
+
 /// Owns any HDF5 identifier.
 class Id {
  public:
   Id() = default;
   Id(hid_t id, herr_t (*close)(hid_t), const char* what) : id_(id), close_(close) {
-    if (id < 0) throw RunError(fmt::format("HDF5: {} failed", what));
+    if (id < 0) throw RunError(fmt::format("{} failed: {}", what, system_reason()));
   }
   Id(Id&& other) noexcept : id_(std::exchange(other.id_, -1)), close_(other.close_) {}
   Id& operator=(Id&& other) noexcept {
@@ -48,7 +51,7 @@ class Id {
 };
 
 void check(herr_t code, const char* what) {
-  if (code < 0) throw RunError(fmt::format("HDF5: {} failed (disk full or file damaged?)", what));
+  if (code < 0) throw RunError(fmt::format("{} failed: {}", what, system_reason()));
 }
 
 template <std::size_t Size>
@@ -349,7 +352,8 @@ std::string_view name_of(RunStatus status) {
 class TraceFile::Impl {
  public:
   explicit Impl(const std::string& path)
-      : file_(create(path)),
+      : path_(path),
+        file_(create(path)),
         ranks(file_.get(), "ranks", ranks_type()),
         clock(file_.get(), "clock", clock_type()),
         steps(file_.get(), "steps", steps_type()),
@@ -359,6 +363,18 @@ class TraceFile::Impl {
         ledger(file_.get(), "ledger", ledger_type()),
         tensors(file_.get(), "tensors", tensors_type()),
         calibration(file_.get(), "calibration", calibration_type()) {}
+
+  /// Runs `work`; an error then says which file could not be written.
+  template <class Work>
+  void guarded(Work work) const {
+    errno = 0;
+    try {
+      work();
+    } catch (const RunError& error) {
+      throw RunError(
+          fmt::format("cannot write {}: {}; windows flushed before are kept", path_, error.what()));
+    }
+  }
 
   void set_attribute(const std::string& name, hid_t type, const void* value) {
     if (H5Aexists(file_.get(), name.c_str()) > 0) check(H5Adelete(file_.get(), name.c_str()), "H5Adelete");
@@ -395,7 +411,8 @@ class TraceFile::Impl {
     return {file, H5Fclose, "H5Fcreate"};
   }
 
-  Id file_;  // first: the tables close before it
+  std::string path_;
+  Id file_;  // before the tables, which close first
 
  public:
   Table ranks, clock, steps, events, memory, memory_peak, ledger, tensors, calibration;
@@ -414,116 +431,142 @@ TraceFile::~TraceFile() = default;
 void TraceFile::set(const std::string& attribute, const std::string& value) {
   const Id type = text_type(H5T_VARIABLE);
   const char* text = value.c_str();
-  impl_->set_attribute(attribute, type.get(), &text);
+  impl_->guarded([&] { impl_->set_attribute(attribute, type.get(), &text); });
 }
 
 void TraceFile::set(const std::string& attribute, std::int64_t value) {
-  impl_->set_attribute(attribute, H5T_NATIVE_INT64, &value);
+  impl_->guarded([&] { impl_->set_attribute(attribute, H5T_NATIVE_INT64, &value); });
 }
 
 void TraceFile::set_status(RunStatus status) { set("status", std::string(name_of(status))); }
 
-void TraceFile::set_config(const std::string& json) { impl_->set_config(json); }
-
-void TraceFile::append(std::span<const RankRow> rows) {
-  impl_->ranks.append<RankFileRow>(convert<RankFileRow>(rows, [](const RankRow& r) {
-    return RankFileRow{r.rank,
-                       r.dp_index,
-                       r.tp_index,
-                       r.placement.local_rank,
-                       Text<256>(r.placement.host),
-                       r.pid,
-                       r.threads,
-                       r.placement.allowed_cpus,
-                       Text<128>(r.placement.affinity),
-                       Text<64>("cpu")};
-  }));
+void TraceFile::set_config(const std::string& json) {
+  impl_->guarded([&] { impl_->set_config(json); });
 }
 
-void TraceFile::append(std::span<const ClockRow> rows) { impl_->clock.append(rows); }
+void TraceFile::append(std::span<const RankRow> rows) {
+  impl_->guarded([&] {
+    impl_->ranks.append<RankFileRow>(convert<RankFileRow>(rows, [](const RankRow& r) {
+      return RankFileRow{r.rank,
+                         r.dp_index,
+                         r.tp_index,
+                         r.placement.local_rank,
+                         Text<256>(r.placement.host),
+                         r.pid,
+                         r.threads,
+                         r.placement.allowed_cpus,
+                         Text<128>(r.placement.affinity),
+                         Text<64>("cpu")};
+    }));
+  });
+}
+
+void TraceFile::append(std::span<const ClockRow> rows) {
+  impl_->guarded([&] { impl_->clock.append(rows); });
+}
 
 void TraceFile::append(int rank, std::span<const StepRecord> rows) {
-  impl_->steps.append<StepFileRow>(convert<StepFileRow>(rows, [rank](const StepRecord& s) {
-    return StepFileRow{rank,
-                       s.step,
-                       s.warmup,
-                       s.start_s,
-                       s.step_s,
-                       s.compute_s,
-                       s.exposed_s,
-                       s.exposed_ag_forward_s,
-                       s.exposed_ag_backward_s,
-                       s.exposed_rs_s,
-                       s.exposed_ar_s,
-                       s.optimizer_s,
-                       s.other_s,
-                       s.tokens,
-                       s.loss,
-                       s.grad_norm};
-  }));
+  impl_->guarded([&] {
+    impl_->steps.append<StepFileRow>(convert<StepFileRow>(rows, [rank](const StepRecord& s) {
+      return StepFileRow{rank,
+                         s.step,
+                         s.warmup,
+                         s.start_s,
+                         s.step_s,
+                         s.compute_s,
+                         s.exposed_s,
+                         s.exposed_ag_forward_s,
+                         s.exposed_ag_backward_s,
+                         s.exposed_rs_s,
+                         s.exposed_ar_s,
+                         s.optimizer_s,
+                         s.other_s,
+                         s.tokens,
+                         s.loss,
+                         s.grad_norm};
+    }));
+  });
 }
 
 void TraceFile::append(int rank, std::span<const Event> rows) {
-  impl_->events.append<EventFileRow>(convert<EventFileRow>(rows, [rank](const Event& e) {
-    const CollectiveFacts& f = e.facts;
-    const bool about = e.is_collective;
-    return EventFileRow{rank,
-                        e.step,
-                        e.micro,
-                        e.subject.layer,
-                        e.subject.bucket,
-                        Text<10>(name_of(e.phase)),
-                        Text<14>(name_of(e.kind)),
-                        Text<8>(name_of(e.stream)),
-                        Text<6>(name_of(f.axis)),
-                        Text<12>(about ? name_of(f.algorithm) : "none"),
-                        Text<6>(about ? name_of(f.dtype) : "none"),
-                        about ? f.group_size : 0,
-                        about ? f.size.count() : 0,
-                        about ? bytes_of(f.dtype, f.size).count() : 0,
-                        about ? f.sent_bytes : 0,
-                        e.issue_s,
-                        e.start_s,
-                        e.end_s,
-                        e.wait_s};
-  }));
+  impl_->guarded([&] {
+    impl_->events.append<EventFileRow>(convert<EventFileRow>(rows, [rank](const Event& e) {
+      const CollectiveFacts& f = e.facts;
+      const bool about = e.is_collective;
+      return EventFileRow{rank,
+                          e.step,
+                          e.micro,
+                          e.subject.layer,
+                          e.subject.bucket,
+                          Text<10>(name_of(e.phase)),
+                          Text<14>(name_of(e.kind)),
+                          Text<8>(name_of(e.stream)),
+                          Text<6>(name_of(f.axis)),
+                          Text<12>(about ? name_of(f.algorithm) : "none"),
+                          Text<6>(about ? name_of(f.dtype) : "none"),
+                          about ? f.group_size : 0,
+                          about ? f.size.count() : 0,
+                          about ? bytes_of(f.dtype, f.size).count() : 0,
+                          about ? f.sent_bytes : 0,
+                          e.issue_s,
+                          e.start_s,
+                          e.end_s,
+                          e.wait_s};
+    }));
+  });
 }
 
 void TraceFile::append(std::span<const MemoryRow> rows) {
-  impl_->memory.append<MemoryFileRow>(convert<MemoryFileRow>(rows, [](const MemoryRow& m) {
-    return MemoryFileRow{m.rank, m.step, m.at_s, Text<20>(m.category), m.bytes};
-  }));
+  impl_->guarded([&] {
+    impl_->memory.append<MemoryFileRow>(convert<MemoryFileRow>(rows, [](const MemoryRow& m) {
+      return MemoryFileRow{m.rank, m.step, m.at_s, Text<20>(m.category), m.bytes};
+    }));
+  });
 }
 
 void TraceFile::append(std::span<const MemoryPeakRow> rows) {
-  impl_->memory_peak.append<MemoryPeakFileRow>(convert<MemoryPeakFileRow>(rows, [](const MemoryPeakRow& m) {
-    return MemoryPeakFileRow{m.rank, Text<20>(m.category), m.peak_bytes};
-  }));
+  impl_->guarded([&] {
+    impl_->memory_peak.append<MemoryPeakFileRow>(convert<MemoryPeakFileRow>(rows, [](const MemoryPeakRow& m) {
+      return MemoryPeakFileRow{m.rank, Text<20>(m.category), m.peak_bytes};
+    }));
+  });
 }
 
 void TraceFile::append(std::span<const RankLedgerRow> rows) {
-  impl_->ledger.append<LedgerFileRow>(convert<LedgerFileRow>(rows, [](const RankLedgerRow& r) {
-    return LedgerFileRow{
-        r.rank,        Text<6>(name_of(r.row.axis)), Text<32>(r.row.quantity), r.row.expected, r.row.measured,
-        r.row.padding, Text<12>(r.row.unit)};
-  }));
+  impl_->guarded([&] {
+    impl_->ledger.append<LedgerFileRow>(convert<LedgerFileRow>(rows, [](const RankLedgerRow& r) {
+      return LedgerFileRow{r.rank,
+                           Text<6>(name_of(r.row.axis)),
+                           Text<32>(r.row.quantity),
+                           r.row.expected,
+                           r.row.measured,
+                           r.row.padding,
+                           Text<12>(r.row.unit)};
+    }));
+  });
 }
 
 void TraceFile::append(std::span<const TensorRow> rows) {
-  impl_->tensors.append<TensorFileRow>(convert<TensorFileRow>(rows, [](const TensorRow& t) {
-    return TensorFileRow{t.index, Text<32>(t.name), t.elements, t.sum, t.sum_of_squares};
-  }));
+  impl_->guarded([&] {
+    impl_->tensors.append<TensorFileRow>(convert<TensorFileRow>(rows, [](const TensorRow& t) {
+      return TensorFileRow{t.index, Text<32>(t.name), t.elements, t.sum, t.sum_of_squares};
+    }));
+  });
 }
 
 void TraceFile::append(std::span<const CalibrationRow> rows) {
-  impl_->calibration.append<CalibrationFileRow>(
-      convert<CalibrationFileRow>(rows, [](const CalibrationRow& c) {
-        return CalibrationFileRow{Text<12>(c.kind), c.layer, Text<12>(c.direction), c.compute_alone_s,
-                                  c.communication_alone_s};
-      }));
+  impl_->guarded([&] {
+    impl_->calibration.append<CalibrationFileRow>(
+        convert<CalibrationFileRow>(rows, [](const CalibrationRow& c) {
+          return CalibrationFileRow{Text<12>(c.kind), c.layer, Text<12>(c.direction), c.compute_alone_s,
+                                    c.communication_alone_s};
+        }));
+  });
 }
 
-void TraceFile::flush() { impl_->flush(); }
+void TraceFile::flush() {
+  impl_->guarded([&] { impl_->flush(); });
+}
 
 std::string hdf5_version() {
   unsigned major = 0;

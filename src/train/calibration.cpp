@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <tuple>
 
 #include "src/errors.hpp"
@@ -44,10 +45,17 @@ LayerKind kind_of_layer(const ModelDims& dims, int layer) {
   return layer == dims.head_layer() ? LayerKind::head : LayerKind::block;
 }
 
-ComputeTimes read_calibration(const std::string& path) {
+std::string read_calibration_file(const std::string& path) {
   std::ifstream file(path);
-  if (!file) throw UsageError(fmt::format("--calibration {}: cannot be read; check the path", path));
-  const auto json = nlohmann::json::parse(file, nullptr, false);
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf()))
+    throw UsageError(fmt::format("--calibration {}: cannot be read or is empty; check the path", path));
+  return text.str();
+}
+
+ComputeTimes parse_calibration(const Options& options) {
+  const std::string& path = options.calibration_file;
+  const auto json = nlohmann::json::parse(options.calibration_text, nullptr, false);
   if (!json.is_object()) throw UsageError(fmt::format("--calibration {}: is not a JSON object", path));
   ComputeTimes times;
   for (std::size_t kind = 0; kind < kind_names.size(); ++kind) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "src/model/dimensions.hpp"
+#include "src/options.hpp"
 #include "src/trace/trace_file.hpp"
 
 namespace shardbench {
@@ -24,7 +25,9 @@ struct ComputeTimes {
 
 /// {"embedding": {"forward": s, "backward": s}, "block": {...}, "head": {...}, "optimizer": {"step": s}}; the
 /// optimizer may be left out. Throws UsageError naming the file and the missing or wrong key.
-ComputeTimes read_calibration(const std::string& path);
+ComputeTimes parse_calibration(const Options& options);
+/// The file's text. Throws UsageError when it cannot be read.
+std::string read_calibration_file(const std::string& path);
 
 /// At `flops` FLOP/s sustained: layer_flops() / flops; a look-up takes no time.
 ComputeTimes times_at(const ModelDims& dims, std::int64_t tokens, double flops);

@@ -16,6 +16,8 @@ namespace shardbench {
 class ReferenceCheck {
  public:
   ReferenceCheck(const TrainContext& context, int dp);
+  ReferenceCheck(const ReferenceCheck&) = delete;
+  ReferenceCheck& operator=(const ReferenceCheck&) = delete;
   ~ReferenceCheck();
 
   /// After the scenario's step: empty if the gradients agree, else one line naming tensor, rank and element.

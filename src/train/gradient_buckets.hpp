@@ -28,7 +28,7 @@ class GradientBuckets {
     BufferRef buffer;
     InFlight collective;
   };
-  void start(int bucket);
+  void start(int index);
 
   TrainContext& context_;
   TracedCommunicator dp_;

@@ -85,7 +85,7 @@ void GradientReducer::finish(Reduction& reduction) {
   const GroupLayout& layout = layouts_[g];
   const auto span = context_.recorder.copy_out({.layer = groups_[g].id});
   const std::int64_t own_block = dp_.rank() * layout.block().count();
-  std::size_t resident = static_cast<std::size_t>(first_slice_[g]);
+  auto resident = static_cast<std::size_t>(first_slice_[g]);
   for (const Slice& slice : layout.slices(dp_.rank()))
     shards_.accumulate_gradient(shards_.slices()[resident++], *reduction.buffer, own_block + slice.offset,
                                 reduction.mode);

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/comm/plan/plan_world.hpp"
+#include "src/train/calibration.hpp"
 #include "src/train/rank_setup.hpp"
 
 namespace shardbench {
@@ -32,6 +33,8 @@ nlohmann::ordered_json event_json(const Event& event) {
 std::string plan_json(Options options, const ScenarioDefinition& definition) {
   const int ranks = options.ranks.value_or(1);
   resolve_batch(options, ranks);
+  if (!options.calibration_file.empty())
+    options.calibration_text = read_calibration_file(options.calibration_file);
   Memory memory;
   const auto world = make_plan_world(ranks, options.plan_rank,
                                      {.progress = options.progress, .algorithm = options.algorithm}, memory);

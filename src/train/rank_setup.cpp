@@ -58,7 +58,7 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
   if (timed || planned)
     imitate_optimizer = [this, times = options.calibration_file.empty()
                                            ? ComputeTimes{}
-                                           : read_calibration(options.calibration_file)](Elements elements) {
+                                           : parse_calibration(options)](Elements elements) {
       const double flops = options_.flops.value_or(0.0);
       const double modelled =
           flops > 0.0 ? adamw_flops_per_element * static_cast<double>(elements.count()) / flops : 0.0;
@@ -91,7 +91,7 @@ std::unique_ptr<Decoder> RankSetup::make_decoder(Purpose purpose) {
   if (computes)
     return std::make_unique<Decoder>(settings, memory_,
                                      make_real_math(dims, options_.micro_batch, rope_tables_, *kernels_));
-  const ComputeTimes times = !options_.calibration_file.empty() ? read_calibration(options_.calibration_file)
+  const ComputeTimes times = !options_.calibration_file.empty() ? parse_calibration(options_)
                              : options_.flops
                                  ? times_at(dims, options_.micro_batch * dims.seq, *options_.flops)
                                  : ComputeTimes{};  // a plan of a real run: time stands still

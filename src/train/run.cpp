@@ -110,13 +110,14 @@ class Run {
         memory_(memory),
         file_(create_file(command_line)),
         collector_(world, file_.get()),
+        process_before_(read_process_memory()),
         setup_(options_, definition, world, memory, Purpose::run) {
     if (options_.check == Check::on) check_.emplace(setup_.context(), world.size());
   }
 
   ExitCode execute() {
     write_ranks();
-    sample_process_memory(-1);
+    write_process_memory(-1, process_before_);
     write_clocks();
     calibrate();
     const bool verified = run_windows() && finish();
@@ -140,23 +141,12 @@ class Run {
       options_.output = fmt::format("{}_n{}_{}_{}.h5", definition_.name, world_.size(),
                                     utc_now("{:%Y%m%dT%H%M%SZ}"), job_name());
     std::unique_ptr<TraceFile> file;
-    std::string outcome = "ok";
-    if (is_root()) {
-      try {
-        file = std::make_unique<TraceFile>(options_.output, options_.existing_file);
-        write_attributes(*file, command_line);
-        file->flush();
-      } catch (const UsageError& error) {
-        outcome = fmt::format("usage{}", error.what());
-      } catch (const RunError& error) {
-        outcome = fmt::format("error{}", error.what());
-      }
-    }
-    const auto bytes = as_message<char>(outcome);
-    const auto heard = from_message<char>(broadcast(world_.control(), {bytes.begin(), bytes.end()}));
-    outcome.assign(heard.begin(), heard.end());
-    if (outcome.starts_with("usage")) throw UsageError(outcome.substr(5));
-    if (outcome.starts_with("error")) throw AgreedError(outcome.substr(5));
+    agree_with_root(world_.control(), [&] {
+      file = std::make_unique<TraceFile>(options_.output, options_.existing_file);
+      write_attributes(*file, command_line);
+      file->flush();
+      return std::string();
+    });
     return file;
   }
 
@@ -250,8 +240,11 @@ class Run {
   }
 
   void sample_process_memory(int step) {
+    if (writes(TraceLevel::steps)) write_process_memory(step, read_process_memory());
+  }
+
+  void write_process_memory(int step, const ProcessMemory& memory) {
     if (!writes(TraceLevel::steps)) return;
-    const ProcessMemory memory = read_process_memory();
     process_peak_ = {.rss = std::max(process_peak_.rss, memory.rss),
                      .hwm = std::max(process_peak_.hwm, memory.hwm),
                      .pss = std::max(process_peak_.pss, memory.pss)};
@@ -476,6 +469,7 @@ class Run {
   Memory& memory_;
   std::unique_ptr<TraceFile> file_;
   Collector collector_;
+  ProcessMemory process_before_;  ///< before anything is allocated
   RankSetup setup_;
   std::optional<ReferenceCheck> check_;
   std::map<int, StepRecord> slowest_;
@@ -488,8 +482,12 @@ class Run {
 ExitCode run_scenario(Options options, const ScenarioDefinition& definition, World& world, Memory& memory,
                       const std::string& command_line) {
   resolve_batch(options, world.size());
-  // A bad calibration file is found before there is an output file.
-  if (!options.calibration_file.empty()) static_cast<void>(read_calibration(options.calibration_file));
+  // One rank reads, so that all agree on what it says, and before there is an output file.
+  if (!options.calibration_file.empty()) {
+    options.calibration_text =
+        agree_with_root(world.control(), [&] { return read_calibration_file(options.calibration_file); });
+    static_cast<void>(parse_calibration(options));
+  }
   return Run(std::move(options), definition, world, memory, command_line).execute();
 }
 

@@ -147,10 +147,11 @@ def writable_symbols(objects: Iterable[Path]) -> set[str]:
 
 def is_constant(symbol: str, sources: str) -> bool:
     """Whether every declaration of that name is const (a constant built at start-up lies in writable memory too)."""
-    scope, _, name = re.sub(r"\[abi:\w+\]", "", symbol).rpartition("::")
+    plain = re.sub(r"\[abi:\w+\]", "", symbol).replace("(anonymous namespace)", "")
+    scope, _, name = plain.rpartition("::")
     # Locals that live on are declared static; namespaces are not indented, so their variables start a line.
     begin = r"\b((?:static|thread_local)\s" if scope.endswith((")", "const")) else r"^((?=\w)"
-    declarations = re.findall(rf"{begin}[^\n(=;{{]*?){re.escape(name)}\s*[\[({{=;]", sources, re.MULTILINE)
+    declarations = re.findall(rf"{begin}[^\n(=;{{]*?)\b{re.escape(name)}\s*[\[({{=;]", sources, re.MULTILINE)
     constant = re.compile(r"(?:(?:static|inline|thread_local)\s+)*const(?:expr)?\s[^*]*(?:\*\s*const\s*)?$")
     return bool(declarations) and all(constant.match(d) for d in declarations)
 

@@ -1,5 +1,6 @@
-"""Ranks that are killed end the job, and what was flushed before stays readable; so does a file that cannot grow."""
+"""What fails on one rank ends the whole job in seconds, and what was flushed before stays readable."""
 
+import json
 import os
 import random
 import resource
@@ -116,3 +117,26 @@ def test_file_that_stops_growing_ends_the_job(tmp_path: Path) -> None:
         assert "endless.h5" in stderr, stderr
     finally:
         runs.kill_tree(job)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_refusal_by_one_rank_before_mpi_starts(tmp_path: Path, victim: int) -> None:
+    """mpiexec's colon syntax gives each rank its own options."""
+    fine = ["-n", "1", str(runs.BIN / "zero3"), "-n", "1", "-o", "x.h5"]
+    refused = [*fine, "--prefech", "2"]
+    parts = [refused, fine] if victim == 0 else [fine, refused]
+    finished = runs.execute([runs.MPIEXEC, *parts[0], ":", *parts[1]], tmp_path, timeout_s=20.0)
+    assert finished.code != 0, str(finished)
+    assert "--prefech" in finished.stderr, str(finished)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_file_that_one_rank_cannot_read(tmp_path: Path, victim: int) -> None:
+    """As when a calibration lies on one node's own disk."""
+    times = {"forward": 1e-4, "backward": 1e-4}
+    (tmp_path / "there.json").write_text(json.dumps({"embedding": times, "block": times, "head": times}))
+    parts = [["-n", "1", str(runs.BIN / "zero3"), "-n", "1", "-o", "x.h5", "--compute", "timed", "--calibration",
+              "missing.json" if rank == victim else "there.json"] for rank in range(2)]
+    finished = runs.execute([runs.MPIEXEC, *parts[0], ":", *parts[1]], tmp_path, timeout_s=20.0)
+    assert finished.code != 0, str(finished)
+    assert "missing.json" in finished.stderr, str(finished)

@@ -112,6 +112,17 @@ def test_copies_that_no_launcher_connects(tmp_path: Path) -> None:
 
 
 @everywhere
+@pytest.mark.parametrize("content", [None, "no json", "{}"])
+def test_bad_calibration_touches_no_output(tmp_path: Path, launch: str, content: str | None) -> None:
+    (tmp_path / "old.h5").write_text("old")
+    if content is not None:
+        (tmp_path / "times.json").write_text(content)
+    for output in (["-o", "new.h5"], ["-o", "old.h5", "--overwrite"]):
+        options = ["--compute", "timed", "--calibration", "times.json", *output]
+        assert "times.json" in refused(tmp_path, USAGE, launch, "zero3", options)
+
+
+@everywhere
 def test_existing_output_is_kept(tmp_path: Path, launch: str) -> None:
     (tmp_path / "precious.h5").write_text("precious")
     line = refused(tmp_path, USAGE, launch, "zero3", ["-o", "precious.h5"])

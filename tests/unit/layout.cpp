@@ -186,6 +186,15 @@ TEST(PerParameterShards, AreWholeRows) {
   }
 }
 
+TEST(PerParameterShards, LieAtTheSameOffsetOnEveryPart) {
+  // As in FSDP2: each tensor's chunk is padded, not the block as a whole.
+  const GroupLayout group(Layout::per_parameter, tensors_of({{5, 7}, {1, 1}, {2, 3}}), 4);
+  EXPECT_EQ(group.slices(0), (std::vector<Slice>{{0, 0, 14, 0}, {1, 0, 1, 14}, {2, 0, 3, 15}}));
+  EXPECT_EQ(group.slices(1), (std::vector<Slice>{{0, 14, 14, 0}, {2, 3, 3, 15}}));
+  EXPECT_EQ(group.slices(2), (std::vector<Slice>{{0, 28, 7, 0}}));
+  EXPECT_TRUE(group.slices(3).empty());
+}
+
 TEST(WholeTensors, AreDenseInDeclarationOrder) {
   const std::vector<TensorInfo> tensors = tensors_of({{2, 3}, {1, 1}, {5, 7}});
   EXPECT_EQ(whole_tensors(tensors), (std::vector<Slice>{{0, 0, 6, 0}, {1, 0, 1, 6}, {2, 0, 35, 7}}));

@@ -206,6 +206,22 @@ TEST_P(Story, MemoryIsFollowedOnlyWithEvents) {
   EXPECT_EQ(recorder_.memory()[1].bytes, 0);
 }
 
+TEST_P(Story, MemoryTraceStartsFromTheLevelsOfAllCategories) {
+  tracker_.add(Category::parameters, Bytes(10));
+  tracker_.add(Category::parameters, Bytes(-3));
+  recorder_.clear();
+  recorder_.note_memory_levels();
+  if (GetParam() != TraceLevel::events) {
+    EXPECT_TRUE(recorder_.memory().empty());
+    return;
+  }
+  ASSERT_EQ(recorder_.memory().size(), category_count);
+  for (const MemoryRecord& record : recorder_.memory()) {
+    EXPECT_EQ(record.step, -1) << "before the first step";
+    EXPECT_EQ(record.bytes, record.category == Category::parameters ? 7 : 0);
+  }
+}
+
 TEST_P(Story, ClearForgetsWhatWasWritten) {
   recorder_.begin_step(0, false);
   compute(1.0);

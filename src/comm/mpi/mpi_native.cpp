@@ -26,6 +26,7 @@ class BFloat16Sum {
   [[nodiscard]] MPI_Op op() const { return op_; }
 
  private:
+  // NOLINTNEXTLINE(readability-non-const-parameter): the signature is MPI_User_function's
   static void add(void* in, void* in_out, int* count, MPI_Datatype* /*type*/) {
     for (int i = 0; i < *count; ++i)
       bodies::add(i, static_cast<bodies::BFloat16*>(in_out), static_cast<const bodies::BFloat16*>(in));

@@ -38,6 +38,10 @@ class Platform {
 
 /// Throws UsageError when the platform cannot do what `settings` ask for.
 void check_supported(const WorldSettings& settings);
+/// Whether MPI_Init_thread's answer means nothing (SMPI always says single, and is).
+bool reports_no_thread_level();
+/// Whether a launcher started this process together with others.
+bool started_by_launcher();
 /// Sets what the MPI library reads before MPI_Init.
 void prepare_environment();
 /// Collective over `world`.

@@ -123,6 +123,14 @@ class RealPlatform final : public Platform {
 
 void check_supported(const WorldSettings& /*settings*/) {}
 
+bool reports_no_thread_level() { return false; }
+
+bool started_by_launcher() {
+  for (const char* name : {"PMI_RANK", "PMI_FD", "PMIX_RANK"})
+    if (std::getenv(name) != nullptr) return true;
+  return false;
+}
+
 void prepare_environment() {
   // Hydra tells how many ranks share this host. When all do, UCX's other transports only cost file
   // descriptors and start-up time; across hosts they are needed. A user's own choice stands.

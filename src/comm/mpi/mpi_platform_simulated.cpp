@@ -80,6 +80,8 @@ void check_supported(const WorldSettings& settings) {
         "wrong in place; use direct, ring or doubling");
 }
 
+bool reports_no_thread_level() { return true; }
+bool started_by_launcher() { return true; }
 void prepare_environment() {}
 
 std::unique_ptr<Platform> make_platform(MPI_Comm /*world*/) { return std::make_unique<SimulatedPlatform>(); }

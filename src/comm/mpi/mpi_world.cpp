@@ -28,14 +28,15 @@ constexpr double clock_resolution = 1e-9;
 class MpiSession {
  public:
   explicit MpiSession(const WorldSettings& settings) : exceptions_(std::uncaught_exceptions()) {
-    mpi::check_supported(settings);
     mpi::prepare_environment();
     const int needed = settings.progress == Progress::thread ? MPI_THREAD_MULTIPLE : MPI_THREAD_FUNNELED;
     int provided = 0;
     SHARDBENCH_MPI(MPI_Init_thread(nullptr, nullptr, needed, &provided));
-    if (settings.progress == Progress::thread && provided < needed)
-      throw RunError(
-          "--progress thread needs MPI_THREAD_MULTIPLE, which this MPI library does not provide; use poll");
+    if (provided < needed && !mpi::reports_no_thread_level())
+      throw RunError(fmt::format(
+          "MPI provides thread level {}, but --progress {} needs {}; use another progress mode or "
+          "an MPI library with threads",
+          provided, settings.progress == Progress::thread ? "thread" : "none or poll", needed));
     SHARDBENCH_MPI(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
   }
   MpiSession(const MpiSession&) = delete;
@@ -206,7 +207,7 @@ class MpiWorld final : public World {
                      }}),
         control_(duplicate(MPI_COMM_WORLD), *platform_),
         start_(platform_->now()) {
-    if (settings.progress == Progress::thread)
+    if (settings.progress == Progress::thread && !platform_->simulated())
       progress_thread_ = std::jthread([this](const std::stop_token& stop) {
         while (!stop.stop_requested()) {
           engine_.advance();
@@ -237,6 +238,8 @@ class MpiWorld final : public World {
   void poll() override {
     if (settings_.progress == Progress::poll) engine_.advance();
   }
+
+  void check_settings() const override { mpi::check_supported(settings_); }
 
   ControlChannel& control() override { return control_; }
 
@@ -289,6 +292,8 @@ std::string mpi_library_version() {
     if (c == '\t') c = ' ';
   return text;
 }
+
+bool started_by_launcher() { return mpi::started_by_launcher(); }
 
 std::unique_ptr<World> make_mpi_world(const WorldSettings& settings, Memory& memory) {
   return std::make_unique<MpiWorld>(settings, memory);

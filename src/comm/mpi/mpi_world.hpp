@@ -9,8 +9,12 @@
 namespace shardbench {
 
 /// Initialises MPI and finalises it on destruction; once per rank. `memory` outlives the world.
-/// Throws UsageError for settings that the library or the simulator cannot serve.
+
 std::unique_ptr<World> make_mpi_world(const WorldSettings& settings, Memory& memory);
+
+/// Whether this process is one of several that some launcher started together, as far as the environment
+/// tells.
+bool started_by_launcher();
 
 /// Name and version of the MPI library; may be asked before it is initialised.
 std::string mpi_library_version();

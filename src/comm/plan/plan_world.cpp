@@ -85,6 +85,7 @@ class PlanWorld final : public World {
   [[nodiscard]] double now() const override { return 0.0; }
   void imitate_compute(double /*seconds*/) override {}
   void poll() override {}
+  void check_settings() const override {}
   ControlChannel& control() override { return channel_; }
 
   std::unique_ptr<Communicator> communicator(std::span<const int> members) override {

@@ -1,0 +1,78 @@
+// The rows of the trace file's smaller tables (SCHEMA.md); steps and events are recorder.hpp's.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "src/comm/world.hpp"
+#include "src/trace/recorder.hpp"
+
+namespace shardbench {
+
+/// One row of `ranks`.
+struct RankRow {
+  std::int32_t rank = 0;
+  std::int32_t dp_index = 0;
+  std::int32_t tp_index = 0;
+  std::int32_t pid = 0;
+  std::int32_t threads = 0;
+  Placement placement;
+};
+
+/// One row of `clock`: rank's clock minus rank 0's, measured at `at_s` of rank 0's clock.
+struct ClockRow {
+  std::int32_t rank = 0;
+  double at_s = 0.0;
+  double offset_s = 0.0;
+  double uncertainty_s = 0.0;
+};
+
+/// A sample of a process_* category, or a tracked one.
+struct MemoryRow {
+  std::int32_t rank = 0;
+  std::int32_t step = 0;
+  double at_s = 0.0;
+  std::string category;
+  std::int64_t bytes = 0;
+};
+
+struct MemoryPeakRow {
+  std::int32_t rank = 0;
+  std::string category;
+  std::int64_t peak_bytes = 0;
+};
+
+/// One row of the `ledger` table: measured = expected + padding, except for textbook rows.
+struct LedgerRow {
+  Axis axis = Axis::world;
+  std::string quantity;
+  double expected = 0.0;
+  double measured = 0.0;
+  double padding = 0.0;
+  std::string unit;
+};
+
+struct RankLedgerRow {
+  std::int32_t rank = 0;
+  LedgerRow row;
+};
+
+/// One row of `tensors`: sums over the unsharded fp32 master.
+struct TensorRow {
+  std::int32_t index = 0;
+  std::string name;
+  std::int64_t elements = 0;
+  double sum = 0.0;
+  double sum_of_squares = 0.0;
+};
+
+/// One row of `calibration`.
+struct CalibrationRow {
+  std::string kind;
+  std::int32_t layer = 0;
+  std::string direction;
+  double compute_alone_s = 0.0;
+  double communication_alone_s = 0.0;
+};
+
+}  // namespace shardbench
