@@ -3,14 +3,13 @@
 #include <fmt/ranges.h>
 
 #include <csignal>
-#include <cstdlib>
 #include <exception>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "src/build_info.hpp"
 #include "src/comm/mpi/mpi_world.hpp"
+#include "src/launch.hpp"
 #include "src/options.hpp"
 #include "src/trace/trace_file.hpp"
 #include "src/train/plan.hpp"
@@ -22,32 +21,8 @@ using namespace shardbench;
 
 int exit_status(ExitCode code) { return static_cast<int>(code); }
 
-/// Without MPI only the launcher knows who is first; every process would print the same line.
-bool speaks_before_start() {
-  for (const char* name : {"PMI_RANK", "PMIX_RANK", "SLURM_PROCID"})
-    if (const char* rank = std::getenv(name)) return std::string_view(rank) == "0";
-  return true;
-}
-
 void say(const std::string& scenario, const std::string& what) {
   fmt::print(stderr, "{}: {}\n", scenario, what);
-}
-
-/// Unconnected copies that each believe to be the whole job are refused.
-void check_world_size(const Options& options, int size) {
-  if (options.ranks && *options.ranks != size)
-    throw UsageError(
-        fmt::format("--ranks {} was expected, but the world has {} rank{}; is the launcher made for this "
-                    "MPI library (mpiexec, or srun --mpi=pmi2)?",
-                    *options.ranks, size, size == 1 ? "" : "s"));
-  const char* tasks = std::getenv("SLURM_NTASKS");
-  const bool has_launcher = std::getenv("PMI_RANK") != nullptr || std::getenv("PMI_FD") != nullptr ||
-                            std::getenv("PMIX_RANK") != nullptr;
-  if (!options.ranks && size == 1 && !has_launcher && tasks != nullptr && std::atoi(tasks) > 1)
-    throw UsageError(
-        fmt::format("SLURM_NTASKS is {}, but this process is alone in its world of 1 rank; start it with "
-                    "srun --mpi=pmi2 or mpiexec, or pass --ranks 1",
-                    tasks));
 }
 
 int run(const ScenarioDefinition& definition, const ParsedOptions& parsed, const std::string& command_line) {

@@ -361,32 +361,6 @@ ParsedOptions try_parse_options(const std::string& scenario, const std::set<Opti
   return parsed;
 }
 
-void agree_on_options(ControlChannel& channel, const ParsedOptions& own) {
-  const nlohmann::json mine = own.options ? nlohmann::json::parse(options_json(*own.options))
-                                          : nlohmann::json({{"refused", own.error}});
-  const std::string text = mine.dump();
-  const auto everyone = gather(channel, as_message<char>(std::span<const char>(text)));
-  agree_with_root(channel, [&] {
-    const auto parse = [](const std::vector<std::byte>& message) {
-      const auto characters = from_message<char>(message);
-      return nlohmann::json::parse(characters.begin(), characters.end());
-    };
-    for (std::size_t rank = 0; rank < everyone.size(); ++rank) {
-      const nlohmann::json theirs = parse(everyone[rank]);
-      if (theirs.contains("refused"))
-        throw UsageError(rank == 0 ? theirs["refused"].get<std::string>()
-                                   : fmt::format("rank {}: {}", rank, theirs["refused"].get<std::string>()));
-      for (const auto& [option, value] : theirs.items())
-        if (mine.value(option, nlohmann::json()) != value)
-          throw UsageError(
-              fmt::format("ranks disagree: --{} is {} on rank 0, but {} on rank {}; start every rank with "
-                          "the same options",
-                          option, mine.value(option, nlohmann::json()).dump(), value.dump(), rank));
-    }
-    return std::string();
-  });
-}
-
 std::string options_json(const Options& o) {
   nlohmann::ordered_json json = {
       {"scenario", o.scenario},

@@ -101,10 +101,6 @@ struct ParsedOptions {
 ParsedOptions try_parse_options(const std::string& scenario, const std::set<OptionFamily>& families,
                                 const std::vector<std::string>& arguments);
 
-/// Collective: throws UsageError, alike on every rank, when a rank's command line was refused or when the
-/// ranks' options differ; it names the rank and the option.
-void agree_on_options(ControlChannel& channel, const ParsedOptions& own);
-
 /// Parses the command line of a scenario that accepts `families`. Throws UsageError or HelpRequested.
 Options parse_options(const std::string& scenario, const std::set<OptionFamily>& families,
                       const std::vector<std::string>& arguments);

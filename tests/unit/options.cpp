@@ -87,7 +87,6 @@ TEST(Defaults, AreTheContracts) {
   EXPECT_EQ(o.existing_file, ExistingFile::refuse);
   EXPECT_FALSE(o.ranks);
   EXPECT_FALSE(o.plan);
-  EXPECT_FALSE(o.bucket_mb_given);
 }
 
 TEST(EachOption, TakesEffect) {
@@ -138,10 +137,8 @@ TEST(EachOption, ModelDimensionsOverrideThePreset) {
   EXPECT_EQ(o.dims.seq, 17);
   EXPECT_EQ(o.dims.head, Head::tied);
   EXPECT_EQ(o.bucket_mb, 1);
-  EXPECT_TRUE(o.bucket_mb_given);
   EXPECT_EQ(o.fp32_grad_accum, Fp32Accumulation::on);
   EXPECT_EQ(ddp(words("--model 124m --untied")).dims.head, Head::own);
-  EXPECT_TRUE(ddp(words("--bucket-mb 25")).bucket_mb_given) << "even when it is the default's value";
 }
 
 TEST(EachOption, ImitatedComputeTakesEffect) {
@@ -352,6 +349,12 @@ TEST(Json, HoldsTheEffectiveConfiguration) {
   for (const char* part : {R"("scenario":"zero3")", R"("prefetch":"2,1")", R"("wrap":"root")",
                            R"("global-batch":8)", R"("reduce-dtype":"bf16")", R"("flops":null)"})
     EXPECT_NE(json.find(part), std::string::npos) << part << " in " << json;
+}
+
+TEST(Json, CanBeWrittenForAnyFileName) {
+  // File names are bytes, not necessarily UTF-8.
+  const Options o = zero3({"--compute", "timed", "--calibration", "caf\xE9.json"});
+  EXPECT_NO_THROW(static_cast<void>(options_json(o)));
 }
 
 /// A random command line out of option names, plausible values and bytes that mean nothing.

@@ -20,6 +20,7 @@ class StillWorld final : public World {
   [[nodiscard]] double now() const override { return now_; }
   void imitate_compute(double seconds) override { pass(seconds); }
   void poll() override {}
+  void check_settings() const override {}
   ControlChannel& control() override { throw std::logic_error("no peers"); }
   std::unique_ptr<Communicator> communicator(std::span<const int> /*members*/) override { return nullptr; }
   [[nodiscard]] Placement placement() const override { return {}; }
