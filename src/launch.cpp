@@ -19,7 +19,7 @@ bool speaks_before_start() {
 void agree_on_options(ControlChannel& channel, const ParsedOptions& own) {
   const nlohmann::json mine = own.options ? nlohmann::json::parse(options_json(*own.options))
                                           : nlohmann::json({{"refused", own.error}});
-  const std::string text = mine.dump();
+  const std::string text = mine.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   const auto everyone = gather(channel, as_message<char>(std::span<const char>(text)));
   agree_with_root(channel, [&] {
     const auto parse = [](const std::vector<std::byte>& message) {

@@ -73,6 +73,17 @@ const std::vector<std::pair<std::string, std::string>>& options_elsewhere() {
 /// Names that are kept for what later versions will do.
 constexpr std::array<std::string_view, 3> reserved_options = {"--ranks-per-node", "--jitter", "--contention"};
 
+/// CLI::Range lets NaN pass, which is neither below nor above anything.
+CLI::Validator finite_range(double low, double high) {
+  return {[low, high](std::string& text) {
+            double value = 0.0;
+            const bool inside = CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
+            return inside ? std::string()
+                          : fmt::format("Value {} not in range {:g} to {:g}", text, low, high);
+          },
+          fmt::format("in [{:g}, {:g}]", low, high)};
+}
+
 /// Declares options on a CLI11 app and keeps the text values that are converted after parsing.
 class Parser {
  public:
@@ -167,7 +178,7 @@ class Parser {
     app_.add_flag("--fp32-grad-accum", fp32_grad_accum_,
                   "accumulate gradients in fp32 beside the resting ones");
     app_.add_option("--clip", options_.clip, "clip gradients to this global norm; 0 = off")
-        ->check(CLI::Range(0.0, 1e30))
+        ->check(finite_range(0.0, 1e30))
         ->capture_default_str();
     app_.add_option("--seed", options_.seed, "of parameters and data, below 65536")
         ->check(CLI::Range(std::int64_t{0}, seed_limit - 1))
@@ -180,8 +191,9 @@ class Parser {
     add_choice("--compute", options_.compute, compute_choices,
                "a transformer step, or sleeps of the same length");
     app_.add_option("--flops", options_.flops, "with timed: sustained FLOP/s to imitate")
-        ->check(CLI::Range(1.0, 1e30));
-    app_.add_option("--calibration", options_.calibration_file, "with timed: seconds per layer kind (JSON)");
+        ->check(finite_range(1.0, 1e30));
+    calibration_ = app_.add_option("--calibration", options_.calibration_file,
+                                   "with timed: seconds per layer kind (JSON)");
     app_.add_option("--threads", options_.threads,
                     "OpenMP threads per rank; 0 = allowed CPUs / ranks on the host")
         ->check(CLI::Range(0, 4096))
@@ -222,7 +234,8 @@ class Parser {
                   "print one step's events, ledger and memory as JSON; runs nothing");
     rank_ =
         app_.add_option("--rank", options_.plan_rank, "with --plan: whose")->check(CLI::Range(0, 1 << 24));
-    app_.add_option("-o,--output", options_.output, "HDF5 file; default <scenario>_n<N>_<time>_<job>.h5");
+    output_ =
+        app_.add_option("-o,--output", options_.output, "HDF5 file; default <scenario>_n<N>_<time>_<job>.h5");
     app_.add_flag("--overwrite", overwrite_, "replace an existing output file");
   }
 
@@ -253,7 +266,9 @@ class Parser {
     if (fp32_grad_accum_) options_.fp32_grad_accum = Fp32Accumulation::on;
 
     finish_prefetch();
-
+    for (const CLI::Option* path : {output_, calibration_})
+      if (path->count() > 0 && path->as<std::string>().empty())
+        throw UsageError(fmt::format("{} is empty (an unset variable?); name a file", path->get_name()));
     if (options_.fp32_grad_accum == Fp32Accumulation::on && options_.param_dtype == DType::fp32)
       throw UsageError(
           "--fp32-grad-accum with --param-dtype fp32 would keep the same sum twice; leave one out");
@@ -330,6 +345,8 @@ class Parser {
   std::string recompute_ = "none";
   std::string backend_ = "mpi";
   CLI::Option* wrap_ = nullptr;
+  CLI::Option* output_ = nullptr;
+  CLI::Option* calibration_ = nullptr;
 
   CLI::Option* accum_ = nullptr;
   CLI::Option* rank_ = nullptr;
@@ -396,7 +413,7 @@ std::string options_json(const Options& o) {
       {"check", o.check == Check::on},
       {"trace", name_in(trace_choices, o.trace)},
   };
-  return json.dump();
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // a path need not be UTF-8
 }
 
 void resolve_batch(Options& options, int dp) {

@@ -341,7 +341,7 @@ class OpenMpKernels final : public Kernels {
     const std::int64_t q_columns = shape.heads * shape.head_size;
     const std::int64_t kv_columns = shape.kv_heads * shape.head_size;
     const std::int64_t per_thread = 2 * query_tile * shape.length;
-#pragma omp parallel for collapse(2) \
+#pragma omp parallel for num_threads(threads_) collapse(2) \
     schedule(static) if (shape.sequences * shape.length * q_columns >= parallel_elements)
     for (std::int64_t sequence = 0; sequence < shape.sequences; ++sequence)
       for (std::int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {

@@ -17,9 +17,12 @@
 namespace shardbench {
 namespace {
 
-constexpr std::size_t alignment_bytes = 64;                   // a cache line, and AVX-512's widest load
-constexpr Bytes small_block(16 << 10);                        // below it malloc, from it on pages of our own
-constexpr std::int64_t arena_window = std::int64_t{4} << 20;  // physical size of a rank's phantom arena
+constexpr std::size_t alignment_bytes = 64;  // a cache line, and AVX-512's widest load
+constexpr Bytes small_block(16 << 10);       // below it malloc, from it on pages of our own
+// A phantom arena is mapped in windows of at least this size, and in at most so many: the system grants a
+// process 65,530 mappings (vm.max_map_count), which a simulation shares out among all its ranks.
+constexpr std::int64_t smallest_arena_window = std::int64_t{4} << 20;
+constexpr std::int64_t most_arena_windows = 64;
 
 /// Address space of at least `size` bytes whose windows all map the same physical pages.
 std::shared_ptr<std::byte> map_aliased(Bytes size) {
@@ -29,19 +32,22 @@ std::shared_ptr<std::byte> map_aliased(Bytes size) {
                     "raise the address-space limit (ulimit -v)",
                     size.count(), call, std::strerror(errno)));
   };
-  const std::int64_t windows = std::max<std::int64_t>(1, ceil_div(size.count(), arena_window));
-  const auto length = static_cast<std::size_t>(windows * arena_window);
+  constexpr std::int64_t page = 4096;
+  const std::int64_t share = ceil_div(ceil_div(size.count(), most_arena_windows), page) * page;
+  const std::int64_t window = std::max(smallest_arena_window, share);
+  const std::int64_t windows = std::max<std::int64_t>(1, ceil_div(size.count(), window));
+  const auto length = static_cast<std::size_t>(windows * window);
   const int file = memfd_create("shardbench-phantom", MFD_CLOEXEC);
   if (file < 0) throw fail("memfd_create");
   const std::unique_ptr<const int, void (*)(const int*)> close_file(&file, [](const int* f) { close(*f); });
-  if (ftruncate(file, arena_window) != 0) throw fail("ftruncate");
+  if (ftruncate(file, window) != 0) throw fail("ftruncate");
   void* base = mmap(nullptr, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) throw fail("mmap");
   std::shared_ptr<std::byte> arena(static_cast<std::byte*>(base),
                                    [length](std::byte* p) { munmap(p, length); });
-  for (std::int64_t window = 0; window < windows; ++window)
-    if (mmap(arena.get() + window * arena_window, arena_window, PROT_READ | PROT_WRITE,
-             MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED)
+  for (std::int64_t i = 0; i < windows; ++i)
+    if (mmap(arena.get() + i * window, window, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) ==
+        MAP_FAILED)
       throw fail("mmap");
   return arena;
 }
