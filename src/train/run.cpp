@@ -1,27 +1,23 @@
 #include "src/train/run.hpp"
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
-#include <ctime>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "src/build_info.hpp"
 #include "src/trace/process_memory.hpp"
 #include "src/trace/trace_file.hpp"
 #include "src/train/calibration.hpp"
 #include "src/train/check.hpp"
 #include "src/train/clock_sync.hpp"
+#include "src/train/collector.hpp"
+#include "src/train/provenance.hpp"
 #include "src/train/rank_setup.hpp"
-
-extern char** environ;  // NOLINT: POSIX declares it nowhere
 
 namespace shardbench {
 namespace {
@@ -33,72 +29,12 @@ constexpr double long_rehearsal_s = 0.5;
 // Medians of the two halves of the timed steps further apart than this mean that the run had not settled.
 constexpr double steady_tolerance = 0.10;
 
-// Environment that changes results; everything else stays private.
-constexpr const char* recorded_prefixes[] = {"OMP_",
-                                             "OPENBLAS_",
-                                             "MPICH_",
-                                             "UCX_",
-                                             "NCCL_",
-                                             "SLURM_NTASKS",
-                                             "SLURM_CPUS_PER_TASK",
-                                             "SLURM_JOB_NUM_NODES",
-                                             "SLURM_TASKS_PER_NODE"};
-
-std::string utc_now(const char* format) {
-  const std::time_t now = std::time(nullptr);
-  return fmt::format(fmt::runtime(format), fmt::gmtime(now));
-}
-
-std::string job_name() {
-  const char* job = std::getenv("SLURM_JOB_ID");
-  return job != nullptr ? job : std::to_string(getpid());
-}
-
 double median(std::vector<double> values) {
   if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
   std::sort(values.begin(), values.end());
   const std::size_t middle = values.size() / 2;
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
-
-/// Collects what ranks recorded and writes it; acts on rank 0 and answers it elsewhere.
-class Collector {
- public:
-  Collector(World& world, TraceFile* file) : world_(world), file_(file) {}
-
-  /// Calls `use(rank, values)` on rank 0 for every rank's values, one rank at a time.
-  template <class T, class Use>
-  void for_each_rank(std::span<const T> values, Use use) {
-    // One rank at a time, so that rank 0 never holds more than one rank's trace beside its own.
-    ControlChannel& control = world_.control();
-    if (control.rank() != 0) {
-      control.receive(0);
-      control.send(0, as_message<T>(values));
-      return;
-    }
-    use(0, values);
-    for (int rank = 1; rank < control.size(); ++rank) {
-      control.send(rank, {});
-      const auto received = from_message<T>(control.receive(rank));
-      use(rank, std::span<const T>(received));
-    }
-  }
-
-  /// The same for structured values, as JSON.
-  template <class Use>
-  void for_each_rank_json(const nlohmann::json& value, Use use) {
-    const std::vector<std::uint8_t> bytes = nlohmann::json::to_cbor(value);
-    for_each_rank<std::uint8_t>(bytes, [&](int rank, std::span<const std::uint8_t> message) {
-      use(rank, nlohmann::json::from_cbor(message.begin(), message.end()));
-    });
-  }
-
-  [[nodiscard]] TraceFile* file() const { return file_; }
-
- private:
-  World& world_;
-  TraceFile* file_;
-};
 
 class Run {
  public:
@@ -109,7 +45,7 @@ class Run {
         world_(world),
         memory_(memory),
         file_(create_file(command_line)),
-        collector_(world, file_.get()),
+        collector_(world.control()),
         process_before_(read_process_memory()),
         setup_(options_, definition, world, memory, Purpose::run) {
     if (options_.check == Check::on) check_.emplace(setup_.context(), world.size());
@@ -137,69 +73,17 @@ class Run {
 
   /// On rank 0 the file, elsewhere nothing; its failure is everyone's.
   std::unique_ptr<TraceFile> create_file(const std::string& command_line) {
-    if (options_.output.empty())
-      options_.output = fmt::format("{}_n{}_{}_{}.h5", definition_.name, world_.size(),
-                                    utc_now("{:%Y%m%dT%H%M%SZ}"), job_name());
+    if (options_.output.empty()) options_.output = default_output(definition_.name, world_.size());
     std::unique_ptr<TraceFile> file;
     agree_with_root(world_.control(), [&] {
       file = std::make_unique<TraceFile>(options_.output, options_.existing_file);
-      write_attributes(*file, command_line);
+      describe_run(
+          *file,
+          {.scenario = definition_.name, .options = options_, .world = world_, .command_line = command_line});
       file->flush();
       return std::string();
     });
     return file;
-  }
-
-  void write_attributes(TraceFile& file, const std::string& command_line) {
-    const BuildInfo build = build_info();
-    const nlohmann::json options = nlohmann::json::parse(options_json(options_));
-    const ModelDims& d = options_.dims;
-    file.set("scenario", definition_.name);
-    file.set("world_size", world_.size());
-    file.set("dp", world_.size());
-    file.set("tp", 1);
-    file.set("psi", parameter_count(d).count());
-    file.set("backend", "mpi");
-    file.set("compute", options["compute"].get<std::string>());
-    file.set("payload", options["payload"].get<std::string>());
-    file.set("simulated", world_.simulated() ? 1 : 0);
-    file.set("git_commit", std::string(build.git_commit));
-    file.set("git_dirty", build.git_dirty ? 1 : 0);
-    file.set("build_type", std::string(build.build_type));
-    file.set("created_utc", utc_now("{:%Y-%m-%dT%H:%M:%SZ}"));
-    file.set("command_line", command_line);
-    file.set("mpi_library", world_.library());
-    file.set("hdf5_version", hdf5_version());
-    file.set("nccl_version", "none");
-    file.set("seed", static_cast<std::int64_t>(options_.seed));
-    file.set("launch_id", fmt::format("{}-{}", utc_now("{:%Y%m%dT%H%M%SZ}"), job_name()));
-    file.set("oversubscribed", 0);  // corrected once every rank's placement is known
-    file.set("steady", 0);
-    file.set("check", options_.check == Check::on ? "running" : "off");
-
-    nlohmann::ordered_json config;
-    config["options"] = nlohmann::ordered_json::parse(options_json(options_));
-    config["model"] = {{"layers", d.layers},
-                       {"hidden", d.hidden},
-                       {"heads", d.heads},
-                       {"kv_heads", d.kv_heads},
-                       {"ffn", d.ffn},
-                       {"vocab", d.vocab},
-                       {"seq", d.seq},
-                       {"tied", d.head == Head::tied},
-                       {"psi", parameter_count(d).count()}};
-    config["wait_policy"] = world_.wait_policy();
-    config["threads_per_rank"] = thread_count(options_, world_.placement());
-    config["environment"] = nlohmann::ordered_json::object();
-    for (char** entry = environ; *entry != nullptr; ++entry) {
-      const std::string text(*entry);
-      for (const char* prefix : recorded_prefixes)
-        if (text.starts_with(prefix)) {
-          config["environment"][text.substr(0, text.find('='))] = text.substr(text.find('=') + 1);
-          break;
-        }
-    }
-    file.set_config(config.dump());
   }
 
   void write_ranks() {
