@@ -20,6 +20,10 @@ export MPLCONFIGDIR=${MPLCONFIGDIR:-$PWD/build/matplotlib}
 mpiexec=${MPIEXEC:-$(sed -n 's/^MPIEXEC_EXECUTABLE:[A-Z]*=//p' build/release/CMakeCache.txt)}
 mpiexec=${mpiexec:-mpiexec}
 
+# Threads that spin for each other stand still for milliseconds whenever something else runs; on a machine of one's own that is
+# not dedicated they had better sleep. Recorded in each file.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+
 # A point of the study is "tag scenario ranks options...".
 points=()
 for scenario in ddp zero1 zero2 zero3 mesh2d; do

@@ -251,7 +251,11 @@ class OpenMpKernels final : public Kernels {
   }
 
   void fill_zero(TypedView destination) override {
-    std::fill_n(destination.data, destination.elements() * size_of(destination.dtype), std::byte{0});
+    const std::int64_t n = destination.elements();
+    for_storage(destination, [&](auto* to) {
+#pragma omp parallel for schedule(static) if (n >= parallel_elements)
+      for (std::int64_t i = 0; i < n; ++i) to[i] = {};
+    });
   }
 
   double sum_of_squares(TypedView values) override {

@@ -64,63 +64,89 @@ std::shared_ptr<std::byte> allocate_small(Bytes size) {
 
 }  // namespace
 
-/// Keeps freed blocks for the next allocation of about their size, so that a step does not fault its pages in
-/// anew, but never more than the rank has needed at once: what the process holds is what the tracker's peak
-/// says. (malloc would do either one or the other, depending on a threshold of its own.)
+/// Page-grained best-fit allocation from what was freed before, so that a step does not fault its pages in
+/// anew; but hardly more (5 % and 4 MiB) is kept than the rank has needed at once: what the process holds is
+/// what the tracker's peak says. (malloc would do either one or the other, depending on a threshold of its
+/// own.)
 class BlockCache : public std::enable_shared_from_this<BlockCache> {
  public:
   BlockCache() = default;
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
   ~BlockCache() {
-    for (const auto& [size, block] : free_) munmap(block, size);
+    for (const auto& [block, size] : free_) munmap(block, size);
   }
 
   /// Throws std::bad_alloc when the system has no memory left.
   std::shared_ptr<std::byte> allocate(std::size_t bytes) {
     const std::size_t size = (bytes + page_bytes - 1) / page_bytes * page_bytes;
+    std::byte* block = take(size);
+    if (block == nullptr) block = map_new(size);
     active_ += size;
     most_active_ = std::max(most_active_, active_);
-    const auto fit = free_.lower_bound(size);
-    if (fit != free_.end() && fit->first <= size + size / largest_waste) {
-      const auto [block_size, block] = *fit;
-      free_.erase(fit);
-      cached_ -= block_size;
-      active_ += block_size - size;
-      return handle(block, block_size);
-    }
-    while (!free_.empty() && active_ + cached_ > most_active_) release(std::prev(free_.end()));
-    void* block = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (block == MAP_FAILED) {
-      active_ -= size;
-      throw std::bad_alloc();
-    }
-    return handle(static_cast<std::byte*>(block), size);
+    return {block, [cache = shared_from_this(), size](std::byte* p) { cache->put_back(p, size); }};
   }
 
  private:
-  static constexpr std::size_t page_bytes = 4096;
-  static constexpr std::size_t largest_waste = 16;  ///< a block may be larger than asked for by this fraction
+  using Blocks = std::map<std::byte*, std::size_t>;  ///< address to size; neighbours are merged
 
-  std::shared_ptr<std::byte> handle(std::byte* block, std::size_t size) {
-    return {block, [cache = shared_from_this(), size](std::byte* p) { cache->put_back(p, size); }};
+  static constexpr std::size_t page_bytes = 4096;
+  static constexpr std::size_t slack_fraction = 20;
+  static constexpr std::size_t slack_bytes = std::size_t{4} << 20;
+
+  /// The front of the smallest kept block that is large enough; null if there is none.
+  std::byte* take(std::size_t size) {
+    auto best = free_.end();
+    for (auto block = free_.begin(); block != free_.end(); ++block)
+      if (block->second >= size && (best == free_.end() || block->second < best->second)) best = block;
+    if (best == free_.end()) return nullptr;
+    const auto [block, available] = *best;
+    free_.erase(best);
+    if (available > size) free_.emplace(block + size, available - size);
+    kept_ -= size;
+    return block;
+  }
+
+  std::byte* map_new(std::size_t size) {
+    const std::size_t peak = std::max(most_active_, active_ + size);
+    release_beyond(peak + peak / slack_fraction + slack_bytes - size);
+    void* block = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED) throw std::bad_alloc();
+    return static_cast<std::byte*>(block);
+  }
+
+  /// Gives kept pages back, from the ends of the largest blocks, until no more than `limit` bytes are held.
+  void release_beyond(std::size_t limit) {
+    while (!free_.empty() && active_ + kept_ > limit) {
+      const auto largest = std::max_element(free_.begin(), free_.end(),
+                                            [](const auto& a, const auto& b) { return a.second < b.second; });
+      const std::size_t size = std::min(largest->second, active_ + kept_ - limit);
+      const std::size_t pages = (size + page_bytes - 1) / page_bytes * page_bytes;
+      largest->second -= pages;
+      kept_ -= pages;
+      munmap(largest->first + largest->second, pages);
+      if (largest->second == 0) free_.erase(largest);
+    }
   }
 
   void put_back(std::byte* block, std::size_t size) {
     active_ -= size;
-    cached_ += size;
-    free_.emplace(size, block);
+    kept_ += size;
+    auto here = free_.emplace(block, size).first;
+    if (const auto next = std::next(here); next != free_.end() && block + size == next->first) {
+      here->second += next->second;
+      free_.erase(next);
+    }
+    if (here == free_.begin()) return;
+    if (const auto before = std::prev(here); before->first + before->second == block) {
+      before->second += here->second;
+      free_.erase(here);
+    }
   }
 
-  void release(std::multimap<std::size_t, std::byte*>::iterator block) {
-    munmap(block->second, block->first);
-    cached_ -= block->first;
-    free_.erase(block);
-  }
-
-  std::multimap<std::size_t, std::byte*> free_;  ///< by size
+  Blocks free_;
   std::size_t active_ = 0;
-  std::size_t cached_ = 0;
+  std::size_t kept_ = 0;
   std::size_t most_active_ = 0;
 };
 
