@@ -20,8 +20,8 @@ export MPLCONFIGDIR=${MPLCONFIGDIR:-$PWD/build/matplotlib}
 mpiexec=${MPIEXEC:-$(sed -n 's/^MPIEXEC_EXECUTABLE:[A-Z]*=//p' build/release/CMakeCache.txt)}
 mpiexec=${mpiexec:-mpiexec}
 
-# Threads that spin for each other stand still for milliseconds whenever something else runs; on a machine of one's own that is
-# not dedicated they had better sleep. Recorded in each file.
+# Threads that spin for each other stand still for milliseconds whenever something else runs on the machine. Where nothing
+# guarantees that they are alone they had better sleep. The choice is recorded in each file.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
 # A point of the study is "tag scenario ranks options...".

@@ -25,6 +25,8 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 }  // namespace
 
 std::string nearest_name(const std::string& name, const std::vector<std::string>& candidates) {
+  for (const std::string& candidate : candidates)
+    if (candidate.starts_with(name)) return candidate;
   const auto nearest = std::min_element(
       candidates.begin(), candidates.end(),
       [&](const auto& a, const auto& b) { return edit_distance(name, a) < edit_distance(name, b); });

@@ -6,7 +6,8 @@
 
 namespace shardbench {
 
-/// The candidate with the smallest edit distance to `name` (the first of equals); empty without candidates.
+/// The candidate that `name` begins, else the one with the smallest edit distance (the first of equals);
+/// empty without candidates.
 std::string nearest_name(const std::string& name, const std::vector<std::string>& candidates);
 
 }  // namespace shardbench

@@ -274,8 +274,13 @@ class Parser {
           "--fp32-grad-accum with --param-dtype fp32 would keep the same sum twice; leave one out");
     const bool timed = options_.compute == Compute::timed;
     const int rates = (options_.flops ? 1 : 0) + (options_.calibration_file.empty() ? 0 : 1);
-    if (timed && rates != 1)
-      throw UsageError("--compute timed needs to know how long: pass either --flops F or --calibration FILE");
+    if (timed && rates == 0)
+      throw UsageError("--compute timed needs to know how long: pass --flops F or --calibration FILE");
+    if (timed && rates == 2) throw UsageError("--flops and --calibration contradict each other; pass one");
+    if (options_.window == 1 && options_.steps > 1)
+      throw UsageError(
+          "--window 1 would leave nothing timed: from the second window on its first step is warm-up; use 2 "
+          "or more");
     if (!timed && rates != 0)
       throw UsageError("--flops and --calibration describe imitated compute; add --compute timed");
     if (options_.payload == Payload::phantom && !timed)

@@ -234,7 +234,8 @@ def read_directory(directory: Path) -> Directory:
     """
     found = Directory(str(directory))
     names_by_launch: dict[tuple[str, ...], str] = {}
-    for path in sorted(directory.rglob("*.h5")):
+    # Regular files only: opening a pipe of that name would wait for ever.
+    for path in sorted(p for p in directory.rglob("*.h5") if p.is_file()):
         name = str(path.relative_to(directory))
         try:
             trace = read_trace(path)

@@ -73,7 +73,7 @@ struct ScheduleRequest {
 /// The schedule of one rank; all ranks' schedules match message for message.
 Schedule make_schedule(const ScheduleRequest& request);
 
-/// What `automatic` stands for: direct up to 8 ranks (fewest roundings, no dependency between rounds), then
+/// What `automatic` stands for: direct up to 8 ranks (fewest roundings), then
 /// doubling while a block is small (latency), else ring.
 Algorithm resolve(Algorithm algorithm, const ScheduleRequest& request);
 

@@ -201,7 +201,8 @@ BufferRef Memory::allocate(Category category, DType dtype, Elements elements, Ba
                                 : cache_->allocate(static_cast<std::size_t>(size.count()));
     } catch (const std::bad_alloc&) {
       throw RunError(
-          fmt::format("out of memory: {} bytes for {}; use a smaller model, more ranks or --payload phantom",
+          fmt::format("out of memory: {} bytes for {}; use a smaller model or micro-batch, or --compute "
+                      "timed --payload phantom",
                       size.count(), name_of(category)));
     }
   } else if (backing == Backing::aliased) {

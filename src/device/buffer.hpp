@@ -12,7 +12,7 @@
 
 namespace shardbench {
 
-/// What a byte is for. The first seven are tracked; the process_* ones are sampled from the system.
+/// What a tracked byte is for.
 enum class Category {
   parameters,
   gradients,

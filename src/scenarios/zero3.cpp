@@ -2,13 +2,13 @@
 // only while its layer computes.
 //
 //   for each micro-batch
-//     forward,  layer 0 ... L+1:   all_gather the group (and F groups ahead) -> compute -> free
-//     backward, layer L+1 ... 0:   all_gather the group (and B groups ahead) -> compute -> free ->
-//     reduce_scatter
-//   update the own shard; nothing is communicated
+//     forward,  layer 0 ... L+1:   all_gather the group (and F ahead) -> compute -> free
+//     backward, layer L+1 ... 0:   all_gather the group (and B ahead) -> compute -> free -> reduce_scatter
+//   update the own shard; nothing is communicated (with --clip, one all_reduce of the norm)
 //
-// Static bytes per rank: 16 Psi / N. Elements sent per rank and step: 3 A Psi (N-1)/N, of which prefetch can
-// hide all but the first all-gather and the last reduce-scatter. Schedule after PyTorch FSDP2 (fully_shard).
+// Static bytes per rank: 16 Psi / N. Elements sent per rank and step: 3 A Psi (N-1)/N, fewer where groups
+// stay unsharded after forward. Prefetch can hide all but the all-gather that begins each pass and the last
+// reduce-scatter. Schedule after PyTorch FSDP2 (fully_shard).
 #include "src/scenario.hpp"
 #include "src/train/gathered_parameters.hpp"
 #include "src/train/gradient_reducer.hpp"
@@ -58,7 +58,7 @@ class Zero3 final : public Scenario {
     context_.recorder.enter(Phase::forward, micro);
     for (int layer = 0; layer < context_.dims().layer_count(); ++layer) {
       const int group = group_of(layer);
-      gather_ahead(layer, Pass::forward, context_.options.prefetch.forward);
+      gather_ahead(layer, Direction::forward, context_.options.prefetch.forward);
       parameters_.wait(group);
       {
         const auto span = context_.recorder.compute({.layer = layer});
@@ -72,29 +72,28 @@ class Zero3 final : public Scenario {
     context_.recorder.enter(Phase::backward, micro);
     for (int layer = context_.dims().head_layer(); layer >= 0; --layer) {
       const int group = group_of(layer);
-      gather_ahead(layer, Pass::backward, context_.options.prefetch.backward);
+      gather_ahead(layer, Direction::backward, context_.options.prefetch.backward);
       parameters_.wait(group);
       gradients_.open(group);
       {
         const auto span = context_.recorder.compute({.layer = layer});
         context_.decoder.backward(layer, parameters_.weights(), gradients_.gradients());
       }
-      if (layer > first_layer_of(group)) continue;  // a root group still serves the embedding
+      if (layer > first_layer_of(group))
+        continue;  // the root group, after the head: it still serves the embedding
       parameters_.reshard(group);
       if (context_.options.rs_wait == ReduceScatterWait::next) gradients_.wait();
       gradients_.reduce_scatter(
           group, micro == 0 ? ResidentState::Accumulate::replace : ResidentState::Accumulate::add);
     }
-    gradients_.wait();
+    gradients_.wait();  // for all in flight; each adds its block to the resting gradients
   }
-
-  enum class Pass { forward = 1, backward = -1 };
 
   /// Issues the all-gathers of this layer's group and of the `depth` layers that the pass reaches next, so
   /// that they travel while this one computes. Groups that are in flight or still unsharded are left alone.
-  void gather_ahead(int layer, Pass pass, int depth) {
+  void gather_ahead(int layer, Direction direction, int depth) {
     for (int ahead = 0; ahead <= depth; ++ahead) {
-      const int next = layer + ahead * static_cast<int>(pass);
+      const int next = layer + (direction == Direction::forward ? ahead : -ahead);
       if (next < 0 || next > context_.dims().head_layer()) break;
       parameters_.gather(group_of(next));
     }
@@ -110,16 +109,10 @@ class Zero3 final : public Scenario {
   [[nodiscard]] bool is_root(int group) const { return context_.options.wrap == Wrap::root && group == 0; }
 
   [[nodiscard]] bool is_freed_after_forward(int group) const {
-    if (is_root(group)) return false;
-    switch (context_.options.reshard) {
-      case ReshardAfterForward::all:
-        return true;
-      case ReshardAfterForward::blocks:  // {norm, head} is needed again at once
-        return group != group_of(context_.dims().head_layer());
-      case ReshardAfterForward::none:
-        return false;
-    }
-    return true;
+    const ReshardAfterForward reshard = context_.options.reshard;
+    const bool is_needed_at_once = group == group_of(context_.dims().head_layer());
+    return !is_root(group) && reshard != ReshardAfterForward::none &&
+           !(reshard == ReshardAfterForward::blocks && is_needed_at_once);
   }
 
   [[nodiscard]] std::vector<GroupLayout> make_layouts() const {

@@ -3,12 +3,14 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <hdf5.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -326,20 +328,35 @@ std::vector<FileRow> convert(std::span<const Row> rows, Convert convert_row) {
   return result;
 }
 
-/// Finds out, before HDF5 hides it, why a file cannot be created.
+/// Whether the user has told HDF5 to do without file locks.
+bool locking_is_off() {
+  const char* choice = std::getenv("HDF5_USE_FILE_LOCKING");
+  return choice != nullptr && std::string_view(choice) == "FALSE";
+}
+
+/// Creates or opens the file first with plain system calls: their reasons are clear, O_EXCL leaves no moment
+/// for a second run to slip in, and a file that another run is writing is refused before H5Fcreate truncates
+/// it.
 void probe_path(const std::string& path, ExistingFile existing) {
   struct stat status {};
-  const bool exists = stat(path.c_str(), &status) == 0;
-  if (exists && !S_ISREG(status.st_mode))
+  if (stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
     throw RunError(fmt::format("cannot write {}: it is not a regular file; choose another --output", path));
-  if (exists && existing == ExistingFile::refuse)
+  const int exclusive = existing == ExistingFile::refuse ? O_EXCL : 0;
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | exclusive, 0666);
+  if (file < 0 && errno == EEXIST)
     throw UsageError(
         fmt::format("{} exists; pass --overwrite to replace it or choose another --output", path));
-  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
   if (file < 0)
     throw RunError(
         fmt::format("cannot write {}: {}; choose a writable --output", path, std::strerror(errno)));
+  const bool locked_elsewhere =
+      !locking_is_off() && flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
   close(file);
+  if (locked_elsewhere)
+    throw RunError(
+        fmt::format("cannot write {}: another process has it open and locked; choose another --output (or "
+                    "set HDF5_USE_FILE_LOCKING=FALSE if you know better)",
+                    path));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -46,6 +47,11 @@ LayerKind kind_of_layer(const ModelDims& dims, int layer) {
 }
 
 std::string read_calibration_file(const std::string& path) {
+  constexpr std::uintmax_t largest = 1 << 20;
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error) || std::filesystem::file_size(path, error) > largest)
+    throw UsageError(
+        fmt::format("--calibration {}: is not a regular file of at most 1 MiB; check the path", path));
   std::ifstream file(path);
   std::ostringstream text;
   if (!file || !(text << file.rdbuf()))

@@ -11,10 +11,10 @@
 namespace shardbench {
 namespace {
 
-/// Relative L2 errors, per tensor, above which a gradient is wrong. fp32 sums in another order differ by
-/// 1e-6; one bf16 rounding by 2^-9/sqrt(3) = 1.1e-3, and weights rounded the other way add as much again. A
-/// gradient reduced in bf16 is small beside the local ones whose roundings it carries, by the square root of
-/// their number.
+/// Relative L2 errors, per tensor, above which a gradient is wrong; about ten times what is seen in right
+/// runs. fp32 sums in another order differ by 1e-6; one bf16 rounding by 2^-9/sqrt(3) = 1.1e-3, and weights
+/// rounded the other way add as much again. A gradient reduced in bf16 is small beside the local ones whose
+/// roundings it carries, by the square root of their number.
 double gradient_tolerance(const Options& options, int ranks) {
   double tolerance = 1e-4;
   if (options.param_dtype == DType::bf16) tolerance += 1.5e-2;
@@ -32,6 +32,10 @@ double growth(int step) { return std::sqrt(1.0 + step / 20.0); }
 double master_tolerance(const Options& options, int ranks) {
   return 10.0 * gradient_tolerance(options, ranks);
 }
+
+// However many ranks and steps: what is off by more is wrong. (A tensor that never moved is off by 1.)
+constexpr double loosest_gradient = 0.3;
+constexpr double loosest_master = 0.5;
 
 // A single element may be off by this many times the tensor's tolerance, and by a few times the tensor's root
 // mean square in any case, before it counts as wrong by itself.
@@ -259,7 +263,7 @@ std::optional<std::string> ReferenceCheck::compare_step(int step, Scenario& scen
                          {.what = fmt::format("step {}: the gradient", step),
                           .found = value_at,
                           .origin = [](const Slice&, std::int64_t) { return 0.0; },
-                          .tolerance = gradient_tolerance_ * growth(step)});
+                          .tolerance = std::min(loosest_gradient, gradient_tolerance_ * growth(step))});
   last_step_ = step;
   if (reference_) reference_->update(step + 1);
   return failure;
@@ -277,7 +281,7 @@ std::optional<std::string> ReferenceCheck::compare_masters(Scenario& scenario) {
                  {.what = "the final master",
                   .found = value_at,
                   .origin = initial,
-                  .tolerance = master_tolerance_ * growth(last_step_)});
+                  .tolerance = std::min(loosest_master, master_tolerance_ * growth(last_step_))});
 }
 
 }  // namespace shardbench

@@ -146,7 +146,7 @@ class Run {
 
   /// Times each layer's compute and communication alone, without changing parameters.
   void calibrate() {
-    if (!writes(TraceLevel::steps) || options_.trace != TraceLevel::events) return;
+    if (!writes(TraceLevel::events)) return;
     const double begin = world_.now();
     setup_.rehearse(0);
     setup_.recorder().clear();
@@ -255,13 +255,12 @@ class Run {
 
   bool finish() {
     write_clocks();
-    bool verified = true;
     const std::vector<LedgerRow> ledger = setup_.ledger();
     const LedgerRow* mismatch = first_mismatch(ledger);
     if (mismatch != nullptr)
       fmt::print(stderr, "rank {}: ledger: {} should be {} + {} padding, but is {}\n", world_.rank(),
                  mismatch->quantity, mismatch->expected, mismatch->padding, mismatch->measured);
-    verified = maximum(world_.control(), mismatch == nullptr ? 0.0 : 1.0) == 0.0;
+    bool verified = maximum(world_.control(), mismatch == nullptr ? 0.0 : 1.0) == 0.0;
     if (writes(TraceLevel::steps)) {
       write_ledger(ledger);
       write_memory_peaks();
