@@ -169,7 +169,8 @@ class Parser {
     app_.add_option("-w,--warmup", options_.warmup, "warm-up optimizer steps")
         ->check(CLI::Range(0, static_cast<int>(step_limit)))
         ->capture_default_str();
-    app_.add_option("--window", options_.window, "steps that run back to back between trace flushes")
+    app_.add_option("--window", options_.window,
+                    "steps that run back to back; from the second window on, the first counts as warm-up")
         ->check(CLI::Range(1, static_cast<int>(step_limit)))
         ->capture_default_str();
     add_choice("--param-dtype", options_.param_dtype, dtype_choices,
@@ -277,10 +278,6 @@ class Parser {
     if (timed && rates == 0)
       throw UsageError("--compute timed needs to know how long: pass --flops F or --calibration FILE");
     if (timed && rates == 2) throw UsageError("--flops and --calibration contradict each other; pass one");
-    if (options_.window == 1 && options_.steps > 1)
-      throw UsageError(
-          "--window 1 would leave nothing timed: from the second window on its first step is warm-up; use 2 "
-          "or more");
     if (!timed && rates != 0)
       throw UsageError("--flops and --calibration describe imitated compute; add --compute timed");
     if (options_.payload == Payload::phantom && !timed)
