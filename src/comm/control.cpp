@@ -64,7 +64,7 @@ std::string agree_with_root(ControlChannel& channel, const std::function<std::st
   }
   const auto bytes = as_message<char>(outcome);
   const auto heard = from_message<char>(broadcast(channel, {bytes.begin(), bytes.end()}));
-  const std::string text(heard.begin() + 1, heard.end());
+  std::string text(heard.begin() + 1, heard.end());
   if (heard.front() == 'u') throw UsageError(text);
   if (heard.front() == 'e') throw AgreedError(text);
   return text;
