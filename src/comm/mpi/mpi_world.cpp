@@ -19,6 +19,10 @@ using mpi::Platform;
 // 200 Mbit/s link's transfers behind compute.
 constexpr double progress_thread_sleep = 50e-6;
 
+// Before MPI_Finalize between hosts.
+constexpr int quiet_rounds = 3;
+constexpr double quiet_round_s = 0.1;
+
 // Imitated compute is cut into slices, between which pending collectives advance.
 constexpr double compute_slice = 0.25e-3;
 // What is left of it below this is rounding of the clock, not time.
@@ -218,9 +222,15 @@ class MpiWorld final : public World {
   MpiWorld(const MpiWorld&) = delete;
   MpiWorld& operator=(const MpiWorld&) = delete;
   ~MpiWorld() override {
-    // MPI_Finalize may hang over some networks while peers still close connections; a quiet moment after a
-    // barrier lets them (UCX 1.13 over TCP with four and more ranks).
-    if (std::uncaught_exceptions() == 0) barrier(control_);
+    if (std::uncaught_exceptions() > 0) return;
+    barrier(control_);
+    // Between hosts MPI_Finalize may hang while a peer closes its connections (seen with UCX 1.13 over TCP
+    // and four ranks); a quiet moment before everyone leaves avoids it.
+    const bool several_hosts = !platform_->simulated() && platform_->placement().local_size < size();
+    for (int round = 0; several_hosts && round < quiet_rounds; ++round) {
+      platform_->sleep(quiet_round_s);
+      barrier(control_);
+    }
   }
 
   [[nodiscard]] int rank() const override { return control_.rank(); }
