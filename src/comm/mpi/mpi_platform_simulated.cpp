@@ -28,6 +28,8 @@ class SimulatedPlatform final : public Platform {
 
   void pause(int /*attempt*/, std::span<MPI_Request* const> outstanding) override {
     // Polling would advance the simulated clock by the cost of each poll; blocking does not distort it.
+    // Returning would have the caller look again for ever; the simulator would not notice.
+    if (outstanding.empty()) throw InternalError("a simulated rank waits although nothing is in flight");
     std::vector<MPI_Request> requests;
     std::vector<std::size_t> position;
     for (std::size_t i = 0; i < outstanding.size(); ++i)
@@ -41,7 +43,7 @@ class SimulatedPlatform final : public Platform {
     SHARDBENCH_MPI(
         MPI_Waitany(static_cast<int>(requests.size()), requests.data(), &completed, MPI_STATUS_IGNORE));
     if (completed == MPI_UNDEFINED)
-      throw InternalError("a simulated rank waits although nothing is in flight");
+      throw InternalError("MPI_Waitany completed none of the requests it was given");
     const auto index = static_cast<std::size_t>(completed);
     *outstanding[position[index]] = requests[index];
   }
