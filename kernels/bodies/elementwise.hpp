@@ -17,6 +17,14 @@ SHARDBENCH_BODY void add(std::int64_t i, To* destination, const From* source) {
   destination[i] = narrow<To>(widen(destination[i]) + widen(source[i]));
 }
 
+/// destination[i] = max(destination[i], source[i]); a NaN on either side stays.
+template <class To, class From>
+SHARDBENCH_BODY void maximum(std::int64_t i, To* destination, const From* source) {
+  const float a = widen(destination[i]);
+  const float b = widen(source[i]);
+  destination[i] = narrow<To>(a >= b || a != a ? a : b);
+}
+
 /// gated[i] = silu(gate[i]) * up[i]
 SHARDBENCH_BODY void swiglu_forward(std::int64_t i, float* gated, const float* gate, const float* up) {
   const float sigmoid = 1.0F / (1.0F + std::exp(-gate[i]));

@@ -13,6 +13,9 @@ namespace shardbench {
 enum class Collective { all_reduce, reduce_scatter, all_gather };
 std::string_view name_of(Collective collective);
 
+/// How an all-reduce or reduce-scatter combines elements; an all-gather ignores it.
+enum class Reduction { sum, maximum };
+
 /// Who carries a collective out. `automatic` is resolved at issue; `local` is a group of one (nothing is
 /// sent).
 enum class Algorithm { automatic, direct, ring, doubling, native, local };
@@ -60,7 +63,11 @@ class Communicator {
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
 
-  virtual Pending start(Collective collective, BufferRef buffer) = 0;
+  virtual Pending start(Collective collective, BufferRef buffer, Reduction reduction) = 0;
+
+  Pending start(Collective collective, BufferRef buffer) {
+    return start(collective, std::move(buffer), Reduction::sum);
+  }
 
   Pending all_gather(BufferRef buffer) { return start(Collective::all_gather, std::move(buffer)); }
   Pending reduce_scatter(BufferRef buffer) { return start(Collective::reduce_scatter, std::move(buffer)); }

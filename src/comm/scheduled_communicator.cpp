@@ -15,19 +15,28 @@ namespace {
 // begun. MPI guarantees 32767 as the least upper bound of a tag.
 constexpr int tag_limit = 32768;
 
-/// destination[i] += source[i]. On one thread: it runs between compute tiles or on the progress thread.
+/// Combines source[i] into destination[i]. On one thread: it runs between compute tiles or on the progress
+/// thread.
 template <class To, class From>
-void add_range(To* destination, const From* source, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) bodies::add(i, destination, source);
+void combine(Reduction reduction, To* destination, const From* source, std::int64_t count) {
+  switch (reduction) {
+    case Reduction::sum:
+      for (std::int64_t i = 0; i < count; ++i) bodies::add(i, destination, source);
+      break;
+    case Reduction::maximum:
+      for (std::int64_t i = 0; i < count; ++i) bodies::maximum(i, destination, source);
+      break;
+  }
 }
 
 class ScheduledOperation final : public Operation {
  public:
-  ScheduledOperation(Schedule schedule, ScheduleScratch scratch, BufferRef buffer, Transport& transport,
-                     int first_tag)
+  ScheduledOperation(Schedule schedule, ScheduleScratch scratch, BufferRef buffer, Reduction reduction,
+                     Transport& transport, int first_tag)
       : schedule_(std::move(schedule)),
         scratch_(std::move(scratch)),
         buffer_(std::move(buffer)),
+        reduction_(reduction),
         transport_(transport),
         first_tag_(first_tag),
         slots_(std::min(schedule_.chains.size(), concurrent_chains)) {}
@@ -106,13 +115,13 @@ class ScheduledOperation final : public Operation {
       const Range range = receive.range;
       staged += range.count;
       if (step.on_receive == OnReceive::add_in_fp32) {
-        add_range(accumulator(slot), reinterpret_cast<const bodies::BFloat16*>(from), range.count);
+        combine(reduction_, accumulator(slot), reinterpret_cast<const bodies::BFloat16*>(from), range.count);
       } else if (buffer_->dtype() == DType::fp32) {
-        add_range(reinterpret_cast<float*>(at(range.begin)), reinterpret_cast<const float*>(from),
-                  range.count);
+        combine(reduction_, reinterpret_cast<float*>(at(range.begin)), reinterpret_cast<const float*>(from),
+                range.count);
       } else {
-        add_range(reinterpret_cast<bodies::BFloat16*>(at(range.begin)),
-                  reinterpret_cast<const bodies::BFloat16*>(from), range.count);
+        combine(reduction_, reinterpret_cast<bodies::BFloat16*>(at(range.begin)),
+                reinterpret_cast<const bodies::BFloat16*>(from), range.count);
       }
     }
   }
@@ -152,6 +161,7 @@ class ScheduledOperation final : public Operation {
   Schedule schedule_;
   ScheduleScratch scratch_;
   BufferRef buffer_;
+  Reduction reduction_;
   Transport& transport_;
   int first_tag_;
   std::vector<Slot> slots_;
@@ -171,7 +181,7 @@ class ScheduledCommunicator final : public Communicator {
   [[nodiscard]] int rank() const override { return transport_->rank(); }
   [[nodiscard]] int size() const override { return transport_->size(); }
 
-  Pending start(Collective collective, BufferRef buffer) override {
+  Pending start(Collective collective, BufferRef buffer, Reduction reduction) override {
     ScheduleRequest request{.collective = collective,
                             .algorithm = algorithm_,
                             .dtype = buffer->dtype(),
@@ -187,7 +197,7 @@ class ScheduledCommunicator final : public Communicator {
     const int tag = next_tag_;
     next_tag_ = static_cast<int>((static_cast<std::size_t>(next_tag_) + schedule.chains.size()) % tag_limit);
     auto operation = std::make_shared<ScheduledOperation>(std::move(schedule), std::move(scratch),
-                                                          std::move(buffer), *transport_, tag);
+                                                          std::move(buffer), reduction, *transport_, tag);
     engine_.submit(queue_, operation);
     return std::make_unique<EnginePending>(
         engine_, std::move(operation), EnginePending::Facts{.algorithm = request.algorithm, .sent = sent});

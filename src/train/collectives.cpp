@@ -2,12 +2,13 @@
 
 namespace shardbench {
 
-InFlight TracedCommunicator::start(Collective collective, BufferRef buffer, Subject subject) {
+InFlight TracedCommunicator::start(Collective collective, BufferRef buffer, Subject subject,
+                                   Reduction reduction) {
   const double issue_s = recorder_->now();
   const DType dtype = buffer->dtype();
   const Elements size = buffer->elements();
   InFlight handle;
-  handle.pending_ = communicator_->start(collective, std::move(buffer));
+  handle.pending_ = communicator_->start(collective, std::move(buffer), reduction);
   handle.recorder_ = recorder_;
   const auto sent = handle.pending_->sent();
   handle.event_ = recorder_->collective_issued(subject,

@@ -33,7 +33,8 @@ class TracedCommunicator {
   [[nodiscard]] int rank() const { return communicator_->rank(); }
   [[nodiscard]] int size() const { return communicator_->size(); }
 
-  InFlight start(Collective collective, BufferRef buffer, Subject subject);
+  InFlight start(Collective collective, BufferRef buffer, Subject subject,
+                 Reduction reduction = Reduction::sum);
 
  private:
   std::shared_ptr<Communicator> communicator_;

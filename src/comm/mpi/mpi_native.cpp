@@ -8,22 +8,24 @@
 namespace shardbench::mpi {
 namespace {
 
-/// MPI has no bfloat16: an opaque two-byte type and a sum for it.
-class BFloat16Sum {
+/// MPI has no bfloat16: an opaque two-byte type and reductions for it.
+class BFloat16Operations {
  public:
-  BFloat16Sum() {
+  BFloat16Operations() {
     SHARDBENCH_MPI(MPI_Type_contiguous(2, MPI_BYTE, &type_));
     SHARDBENCH_MPI(MPI_Type_commit(&type_));
-    SHARDBENCH_MPI(MPI_Op_create(&add, 1, &op_));
+    SHARDBENCH_MPI(MPI_Op_create(&add, 1, &sum_));
+    SHARDBENCH_MPI(MPI_Op_create(&largest, 1, &maximum_));
   }
-  BFloat16Sum(const BFloat16Sum&) = delete;
-  BFloat16Sum& operator=(const BFloat16Sum&) = delete;
-  ~BFloat16Sum() {
-    MPI_Op_free(&op_);
+  BFloat16Operations(const BFloat16Operations&) = delete;
+  BFloat16Operations& operator=(const BFloat16Operations&) = delete;
+  ~BFloat16Operations() {
+    MPI_Op_free(&maximum_);
+    MPI_Op_free(&sum_);
     MPI_Type_free(&type_);
   }
   [[nodiscard]] MPI_Datatype type() const { return type_; }
-  [[nodiscard]] MPI_Op op() const { return op_; }
+  [[nodiscard]] MPI_Op op(Reduction reduction) const { return reduction == Reduction::sum ? sum_ : maximum_; }
 
  private:
   // NOLINTNEXTLINE(readability-non-const-parameter): the signature is MPI_User_function's
@@ -31,18 +33,25 @@ class BFloat16Sum {
     for (int i = 0; i < *count; ++i)
       bodies::add(i, static_cast<bodies::BFloat16*>(in_out), static_cast<const bodies::BFloat16*>(in));
   }
+  // NOLINTNEXTLINE(readability-non-const-parameter): the signature is MPI_User_function's
+  static void largest(void* in, void* in_out, int* count, MPI_Datatype* /*type*/) {
+    for (int i = 0; i < *count; ++i)
+      bodies::maximum(i, static_cast<bodies::BFloat16*>(in_out), static_cast<const bodies::BFloat16*>(in));
+  }
 
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
-  MPI_Op op_ = MPI_OP_NULL;
+  MPI_Op sum_ = MPI_OP_NULL;
+  MPI_Op maximum_ = MPI_OP_NULL;
 };
 
 class NativeOperation final : public Operation {
  public:
-  NativeOperation(Collective collective, BufferRef buffer, MPI_Comm comm, const BFloat16Sum& bf16, int ranks)
+  NativeOperation(Collective collective, BufferRef buffer, Reduction reduction, MPI_Comm comm,
+                  const BFloat16Operations& bf16, int ranks)
       : collective_(collective), buffer_(std::move(buffer)), comm_(comm), ranks_(ranks) {
     const bool is_bf16 = buffer_->dtype() == DType::bf16;
     type_ = is_bf16 ? bf16.type() : MPI_FLOAT;
-    op_ = is_bf16 ? bf16.op() : MPI_SUM;
+    op_ = is_bf16 ? bf16.op(reduction) : reduction == Reduction::sum ? MPI_SUM : MPI_MAX;
     if (collective == Collective::reduce_scatter) {
       // In place, MPI puts the result at the buffer's start; ours belongs in this rank's block.
       SHARDBENCH_MPI(MPI_Comm_rank(comm_, &rank_));
@@ -100,10 +109,10 @@ class NativeCommunicator final : public Communicator {
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
 
-  Pending start(Collective collective, BufferRef buffer) override {
+  Pending start(Collective collective, BufferRef buffer, Reduction reduction) override {
     SHARDBENCH_ASSERT(collective == Collective::all_reduce || buffer->elements().count() % size_ == 0);
-    auto operation =
-        std::make_shared<NativeOperation>(collective, std::move(buffer), comm_.get(), bf16_, size_);
+    auto operation = std::make_shared<NativeOperation>(collective, std::move(buffer), reduction, comm_.get(),
+                                                       bf16_, size_);
     engine_.submit(queue_, operation);
     return std::make_unique<EnginePending>(
         engine_, std::move(operation),
@@ -112,7 +121,7 @@ class NativeCommunicator final : public Communicator {
 
  private:
   CommHandle comm_;
-  BFloat16Sum bf16_;
+  BFloat16Operations bf16_;
   ProgressEngine& engine_;
   ProgressEngine::QueueId queue_;
   int rank_;

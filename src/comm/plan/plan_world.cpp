@@ -35,7 +35,7 @@ class PlanCommunicator final : public Communicator {
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
 
-  Pending start(Collective collective, BufferRef buffer) override {
+  Pending start(Collective collective, BufferRef buffer, Reduction /*reduction*/) override {
     ScheduleRequest request{.collective = collective,
                             .algorithm = algorithm_,
                             .dtype = buffer->dtype(),
