@@ -73,9 +73,10 @@ class Kernels {
   /// dW[out, in] += dy^T x
   virtual void linear_backward_weight(Matrix d_weight, ConstMatrix dy, ConstMatrix x) = 0;
 
-  /// y[T, h] = rows `tokens[T]` of table[V, h]
+  /// y[T, h] = rows `tokens[T]` of table[V, h]; negative tokens, which other tensor-parallel ranks hold, give
+  /// zeros.
   virtual void embedding_forward(Matrix y, TypedView table, std::span<const std::int32_t> tokens) = 0;
-  /// d_table[tokens[t], :] += dy[t, :]
+  /// d_table[tokens[t], :] += dy[t, :]; negative tokens add nothing.
   virtual void embedding_backward(Matrix d_table, ConstMatrix dy, std::span<const std::int32_t> tokens) = 0;
 
   /// y = x / sqrt(mean(x^2) + epsilon) * weight, row by row
@@ -106,6 +107,22 @@ class Kernels {
   /// Losses per row; logits[T, V] become their gradient times `scale`.
   virtual void cross_entropy(std::span<float> losses, Matrix logits, std::span<const std::int32_t> targets,
                              float scale) = 0;
+
+  /// The parts of cross_entropy where other ranks hold further columns of the rows (Megatron-LM's
+  /// vocabulary-parallel loss): the largest logit of each row ...
+  virtual void row_maximum(std::span<float> largest, ConstMatrix logits) = 0;
+  /// ... sum(exp(z - largest)) and the target's logit, 0 where the target is negative ...
+  virtual void row_exponentials(std::span<float> total, std::span<float> target_logit, ConstMatrix logits,
+                                std::span<const float> largest, std::span<const std::int32_t> targets) = 0;
+  /// What all ranks together found for each row.
+  struct RowStatistics {
+    std::span<const float> largest;
+    std::span<const float> total;
+    std::span<const float> target_logit;
+  };
+  /// ... and losses and gradient.
+  virtual void cross_entropy_gradient(std::span<float> losses, Matrix logits, const RowStatistics& rows,
+                                      std::span<const std::int32_t> targets, float scale) = 0;
 
   /// y += x
   virtual void add(Matrix y, ConstMatrix x) = 0;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "src/command_line.hpp"
 #include "src/errors.hpp"
@@ -27,6 +28,9 @@ const Choices<ReshardAfterForward> reshard_choices = {{"all", ReshardAfterForwar
                                                       {"none", ReshardAfterForward::none}};
 const Choices<ReduceScatterWait> rs_wait_choices = {{"next", ReduceScatterWait::next},
                                                     {"end", ReduceScatterWait::end}};
+const Choices<ParameterGather> parameter_gather_choices = {{"end", ParameterGather::end},
+                                                           {"overlap", ParameterGather::overlap}};
+const Choices<Recompute> recompute_choices = {{"none", Recompute::none}, {"full", Recompute::full}};
 const Choices<Algorithm> algorithm_choices = {{"auto", Algorithm::automatic},
                                               {"direct", Algorithm::direct},
                                               {"ring", Algorithm::ring},
@@ -103,6 +107,10 @@ class Parser {
       app_.add_option("--bucket-mb", options_.bucket_mb, "bucket cap, MiB of the reduce dtype")
           ->check(CLI::Range(1, 1 << 20))
           ->capture_default_str();
+    if (families.contains(OptionFamily::parameter_gather))
+      add_choice("--param-gather", options_.parameter_gather, parameter_gather_choices,
+                 "parameters gathered after the update, or bucket by bucket under the next forward");
+    if (families.contains(OptionFamily::mesh)) add_mesh();
     add_communication();
     add_output();
   }
@@ -185,7 +193,8 @@ class Parser {
         ->check(CLI::Range(std::int64_t{0}, seed_limit - 1))
         ->capture_default_str();
     app_.add_flag("-c,--check", check_, "compare gradients and masters with an unsharded reference");
-    app_.add_option("--recompute", recompute_, "none")->capture_default_str();
+    add_choice("--recompute", options_.recompute, recompute_choices,
+               "keep a block's activations, or only its input and run its forward again in backward");
   }
 
   void add_compute() {
@@ -216,6 +225,18 @@ class Parser {
         ->capture_default_str();
     add_choice("--rs-wait", options_.rs_wait, rs_wait_choices,
                "wait for a reduce-scatter before the next, or at the end");
+  }
+
+  void add_mesh() {
+    const CLI::Range size(-1, 1 << 24);
+    app_.add_option("--dp", options_.dp, "data-parallel ranks; -1 = derived")
+        ->check(size)
+        ->capture_default_str();
+    app_.add_option("--tp", options_.tp, "tensor-parallel ranks; -1 = derived")
+        ->check(size)
+        ->capture_default_str();
+    app_.add_flag("--sequence-parallel", sequence_parallel_,
+                  "cut the residual stream along the sequence between tensor-parallel regions");
   }
 
   void add_communication() {
@@ -259,7 +280,7 @@ class Parser {
 
   void finish() {
     finish_model();
-    if (recompute_ != "none") unsupported("--recompute " + recompute_, "none");
+    if (sequence_parallel_) options_.sequence_parallel = SequenceParallel::on;
     if (backend_ != "mpi")
       throw UsageError(fmt::format("--backend {} is not built in; use --backend mpi", backend_));
     if (overwrite_) options_.existing_file = ExistingFile::overwrite;
@@ -344,7 +365,6 @@ class Parser {
   Options options_;
   std::optional<std::int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_, seq_;
   std::string prefetch_ = "1";
-  std::string recompute_ = "none";
   std::string backend_ = "mpi";
   CLI::Option* wrap_ = nullptr;
   CLI::Option* output_ = nullptr;
@@ -358,6 +378,7 @@ class Parser {
   bool fp32_grad_accum_ = false;
   bool check_ = false;
   bool overwrite_ = false;
+  bool sequence_parallel_ = false;
 };
 
 }  // namespace
@@ -398,7 +419,7 @@ std::string options_json(const Options& o) {
       {"reduce-dtype", name_of(o.reduce_dtype)},
       {"fp32-grad-accum", o.fp32_grad_accum == Fp32Accumulation::on},
       {"clip", o.clip},
-      {"recompute", "none"},
+      {"recompute", name_in(recompute_choices, o.recompute)},
       {"layout", name_in(layout_choices, o.layout)},
       {"wrap", name_in(wrap_choices, o.wrap)},
       {"reshard-after-forward", name_in(reshard_choices, o.reshard)},
@@ -406,6 +427,10 @@ std::string options_json(const Options& o) {
       {"communicators", o.communicators},
       {"rs-wait", name_in(rs_wait_choices, o.rs_wait)},
       {"bucket-mb", o.bucket_mb},
+      {"param-gather", name_in(parameter_gather_choices, o.parameter_gather)},
+      {"dp", o.dp},
+      {"tp", o.tp},
+      {"sequence-parallel", o.sequence_parallel == SequenceParallel::on},
       {"algorithm", name_of(o.algorithm)},
       {"progress", name_in(progress_choices, o.progress)},
       {"payload", name_in(payload_choices, o.payload)},
@@ -416,6 +441,31 @@ std::string options_json(const Options& o) {
       {"trace", name_in(trace_choices, o.trace)},
   };
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // a path need not be UTF-8
+}
+
+void resolve_mesh(Options& options, int ranks) {
+  int& dp = options.dp;
+  int& tp = options.tp;
+  if (dp == 0 || tp == 0)
+    throw UsageError("--dp and --tp count ranks from 1; 0 ranks train nothing (-1 derives one of them)");
+  if (dp == -1 && tp == -1)
+    throw UsageError("--dp -1 and --tp -1 leave nothing to derive from; give one of them");
+  if (dp == -1 && ranks % tp == 0) dp = ranks / tp;
+  if (tp == -1 && ranks % dp == 0) tp = ranks / dp;
+  if (dp == -1 || tp == -1 || dp * tp != ranks)
+    throw UsageError(
+        fmt::format("--dp {} x --tp {} does not make {} ranks; choose factors of {}", dp, tp, ranks, ranks));
+  const ModelDims& d = options.dims;
+  if (d.heads % tp != 0 || d.kv_heads % tp != 0)
+    throw UsageError(fmt::format(
+        "--tp {} does not divide {} heads and {} kv heads, which tensor parallelism shares out whole; "
+        "choose a divisor of {}",
+        tp, d.heads, d.kv_heads, std::gcd(d.heads, d.kv_heads)));
+  if (options.sequence_parallel == SequenceParallel::on && d.seq % tp != 0)
+    throw UsageError(
+        fmt::format("--sequence-parallel cuts sequences of {} tokens into {} equal parts, which does not "
+                    "come out even; choose --seq a multiple of {} or leave it out",
+                    d.seq, tp, tp));
 }
 
 void resolve_batch(Options& options, int dp) {

@@ -9,7 +9,7 @@
 
 #include "src/comm/communicator.hpp"
 #include "src/comm/world.hpp"
-#include "src/model/dimensions.hpp"
+#include "src/model/decoder.hpp"
 #include "src/shard/layout.hpp"
 #include "src/trace/trace_file.hpp"
 
@@ -20,6 +20,8 @@ enum class OptionFamily {
   gather_groups,        ///< --layout --wrap --reshard-after-forward --prefetch
   ordered_collectives,  ///< --communicators --rs-wait
   buckets,              ///< --bucket-mb
+  parameter_gather,     ///< --param-gather
+  mesh,                 ///< --dp --tp --sequence-parallel
 };
 
 enum class Compute { real, timed };
@@ -27,6 +29,7 @@ enum class Payload { real, phantom };
 enum class ReshardAfterForward { all, blocks, none };
 enum class ReduceScatterWait { next, end };
 enum class Fp32Accumulation { off, on };
+enum class ParameterGather { end, overlap };
 enum class Check { off, on };
 
 /// How many groups are gathered ahead of the one in use.
@@ -68,6 +71,13 @@ struct Options {
   int communicators = 1;
   ReduceScatterWait rs_wait = ReduceScatterWait::next;
   std::int64_t bucket_mb = default_bucket_mb;
+  ParameterGather parameter_gather = ParameterGather::end;
+  Recompute recompute = Recompute::none;
+
+  /// The mesh; -1 is derived from the world size.
+  int dp = -1;
+  int tp = 1;
+  SequenceParallel sequence_parallel = SequenceParallel::off;
 
   Algorithm algorithm = Algorithm::automatic;
   Progress progress = Progress::poll;
@@ -107,6 +117,10 @@ Options parse_options(const std::string& scenario, const std::set<OptionFamily>&
 
 /// Every effective option under its long name, as JSON text (an object).
 std::string options_json(const Options& options);
+
+/// Derives dp or tp for a world of `ranks`; throws UsageError where they do not multiply to it, or tp cannot
+/// divide the model. Outside mesh2d: all ranks are data-parallel.
+void resolve_mesh(Options& options, int ranks);
 
 /// Fits grad_accum to --global-batch for `dp` data-parallel ranks; throws UsageError where it does not divide
 /// or exceeds the token hash's fields.

@@ -47,38 +47,60 @@ SHARDBENCH_BODY void rms_norm_backward_weight(std::int64_t c, float* d_weight, c
   d_weight[c] += sum;
 }
 
-/// One token's row of the embedding table.
+/// One token's row of the embedding table; zeros for a negative token, which another part of the table holds.
 template <class Lanes, class Weight>
 SHARDBENCH_BODY void embedding_forward(const Lanes& lanes, float* y, const Weight* table, std::int64_t token,
                                        std::int64_t width) {
-  for (std::int64_t c = lanes.index; c < width; c += lanes.count) y[c] = widen(table[token * width + c]);
+  for (std::int64_t c = lanes.index; c < width; c += lanes.count)
+    y[c] = token < 0 ? 0.0F : widen(table[token * width + c]);
 }
 
 /// Column c of the embedding's gradient. Tokens repeat, so rows are summed in token order within one column.
 SHARDBENCH_BODY void embedding_backward(std::int64_t c, float* d_table, const float* dy,
                                         const std::int32_t* tokens, std::int64_t rows, std::int64_t width) {
-  for (std::int64_t row = 0; row < rows; ++row) d_table[tokens[row] * width + c] += dy[row * width + c];
+  for (std::int64_t row = 0; row < rows; ++row)
+    if (tokens[row] >= 0) d_table[tokens[row] * width + c] += dy[row * width + c];
 }
 
-/// Cross-entropy of one row of logits, which is overwritten by its gradient times `scale`:
-/// loss = log(sum(exp(z))) - z[target]; dz = scale * (softmax(z) - onehot(target)).
+/// Cross-entropy of one row in three parts, between which tensor-parallel ranks that hold other columns
+/// combine what they found. First the largest logit (-infinity without columns).
 template <class Lanes>
-SHARDBENCH_BODY void cross_entropy(const Lanes& lanes, float* loss, float* logits, std::int64_t target,
-                                   std::int64_t vocabulary, float scale) {
+SHARDBENCH_BODY float row_maximum(const Lanes& lanes, const float* logits, std::int64_t columns) {
   float largest = -INFINITY;
-  for (std::int64_t c = lanes.index; c < vocabulary; c += lanes.count)
-    largest = std::fmax(largest, logits[c]);
-  largest = lanes.maximum(largest);
+  for (std::int64_t c = lanes.index; c < columns; c += lanes.count) largest = std::fmax(largest, logits[c]);
+  return lanes.maximum(largest);
+}
+
+/// Second, sum(exp(z - largest)).
+template <class Lanes>
+SHARDBENCH_BODY float row_exponentials(const Lanes& lanes, const float* logits, float largest,
+                                       std::int64_t columns) {
   float total = 0.0F;
-  for (std::int64_t c = lanes.index; c < vocabulary; c += lanes.count) total += std::exp(logits[c] - largest);
-  total = lanes.sum(total);
-  const float target_logit = logits[target];
+  for (std::int64_t c = lanes.index; c < columns; c += lanes.count) total += std::exp(logits[c] - largest);
+  return lanes.sum(total);
+}
+
+/// Third, over all columns: loss = log(total) + largest - z[target], and logits are overwritten by their
+/// gradient scale * (softmax(z) - onehot(target)). A negative target is in another rank's columns.
+template <class Lanes>
+SHARDBENCH_BODY void cross_entropy_gradient(const Lanes& lanes, float* loss, float* logits, float largest,
+                                            float total, float target_logit, std::int64_t target,
+                                            std::int64_t columns, float scale) {
   if (lanes.index == 0) *loss = std::log(total) + largest - target_logit;
   const float factor = scale / total;
-  for (std::int64_t c = lanes.index; c < vocabulary; c += lanes.count) {
+  for (std::int64_t c = lanes.index; c < columns; c += lanes.count) {
     const float probability = factor * std::exp(logits[c] - largest);
     logits[c] = c == target ? probability - scale : probability;
   }
+}
+
+/// All three where one rank holds the whole row.
+template <class Lanes>
+SHARDBENCH_BODY void cross_entropy(const Lanes& lanes, float* loss, float* logits, std::int64_t target,
+                                   std::int64_t vocabulary, float scale) {
+  const float largest = row_maximum(lanes, logits, vocabulary);
+  const float total = row_exponentials(lanes, logits, largest, vocabulary);
+  cross_entropy_gradient(lanes, loss, logits, largest, total, logits[target], target, vocabulary, scale);
 }
 
 enum class Rotation { forward, inverse };

@@ -1,5 +1,6 @@
 #include "kernels/openmp/blas.hpp"
 
+#include <algorithm>
 #include <limits>
 
 #include "src/errors.hpp"
@@ -28,8 +29,9 @@ void gemm(const Gemm& shape, Operand a, Operand b, float* c, std::int64_t c_row_
   const int m = blas_int(shape.n);
   const int n = blas_int(shape.m);
   const int k = blas_int(shape.k);
-  const int ldb = blas_int(b.row_stride);
-  const int lda = blas_int(a.row_stride);
+  // With k = 0 a row may be empty, but BLAS insists on a stride.
+  const int ldb = std::max(1, blas_int(b.row_stride));
+  const int lda = std::max(1, blas_int(a.row_stride));
   const int ldc = blas_int(c_row_stride);
   sgemm_(&tb, &ta, &m, &n, &k, &shape.alpha, b.data, &ldb, a.data, &lda, &shape.beta, c, &ldc);
 }

@@ -58,6 +58,8 @@ class OpenMpKernels final : public Kernels {
   }
 
   void linear_backward_input(Matrix dx, ConstMatrix dy, TypedView weight, Output output) override {
+    // A tensor-parallel rank may hold no rows of a small weight; then nothing below would set dx.
+    if (weight.rows == 0 && output == Output::overwrite) std::fill_n(dx.data, dx.rows * dx.columns, 0.0F);
     for_each_panel(weight, dy.rows, [&](std::int64_t first, std::int64_t count, const float* panel) {
       const float panel_beta = first > 0 ? 1.0F : beta(output);
       gemm({.m = dy.rows, .n = weight.columns, .k = count, .beta = panel_beta}, {dy.data + first, dy.columns},
@@ -210,16 +212,37 @@ class OpenMpKernels final : public Kernels {
 
   void cross_entropy(std::span<float> losses, Matrix logits, std::span<const std::int32_t> targets,
                      float scale) override {
-    // Rows in blocks, so that a large vocabulary does not keep communication waiting.
-    const std::int64_t block = std::max<std::int64_t>(threads_, panel_flops / 64 / logits.columns);
-    for (std::int64_t first = 0; first < logits.rows; first += block) {
-      const std::int64_t end = std::min(first + block, logits.rows);
-#pragma omp parallel for schedule(static) if ((end - first) * logits.columns >= parallel_elements)
-      for (std::int64_t row = first; row < end; ++row)
-        bodies::cross_entropy(bodies::OneLane{}, losses.data() + row, logits.data + row * logits.columns,
-                              targets[static_cast<std::size_t>(row)], logits.columns, scale);
-      between_tiles_();
-    }
+    for_each_row(logits, [&](std::int64_t row) {
+      bodies::cross_entropy(bodies::OneLane{}, losses.data() + row, logits.data + row * logits.columns,
+                            targets[static_cast<std::size_t>(row)], logits.columns, scale);
+    });
+  }
+
+  void row_maximum(std::span<float> largest, ConstMatrix logits) override {
+    for_each_row(logits, [&](std::int64_t row) {
+      largest[static_cast<std::size_t>(row)] =
+          bodies::row_maximum(bodies::OneLane{}, logits.data + row * logits.columns, logits.columns);
+    });
+  }
+
+  void row_exponentials(std::span<float> total, std::span<float> target_logit, ConstMatrix logits,
+                        std::span<const float> largest, std::span<const std::int32_t> targets) override {
+    for_each_row(logits, [&](std::int64_t row) {
+      const auto r = static_cast<std::size_t>(row);
+      const float* values = logits.data + row * logits.columns;
+      total[r] = bodies::row_exponentials(bodies::OneLane{}, values, largest[r], logits.columns);
+      target_logit[r] = targets[r] < 0 ? 0.0F : values[targets[r]];
+    });
+  }
+
+  void cross_entropy_gradient(std::span<float> losses, Matrix logits, const RowStatistics& rows,
+                              std::span<const std::int32_t> targets, float scale) override {
+    for_each_row(logits, [&](std::int64_t row) {
+      const auto r = static_cast<std::size_t>(row);
+      bodies::cross_entropy_gradient(bodies::OneLane{}, losses.data() + row,
+                                     logits.data + row * logits.columns, rows.largest[r], rows.total[r],
+                                     rows.target_logit[r], targets[r], logits.columns, scale);
+    });
   }
 
   void add(Matrix y, ConstMatrix x) override {
@@ -303,6 +326,19 @@ class OpenMpKernels final : public Kernels {
     std::int64_t lse_offset;
   };
 
+  /// Rows in blocks, so that a large vocabulary does not keep communication waiting.
+  template <class Use>
+  void for_each_row(ConstMatrix logits, Use&& use) {
+    const std::int64_t columns = std::max<std::int64_t>(1, logits.columns);
+    const std::int64_t block = std::max<std::int64_t>(threads_, panel_flops / 64 / columns);
+    for (std::int64_t first = 0; first < logits.rows; first += block) {
+      const std::int64_t end = std::min(first + block, logits.rows);
+#pragma omp parallel for schedule(static) if ((end - first) * columns >= parallel_elements)
+      for (std::int64_t row = first; row < end; ++row) use(row);
+      between_tiles_();
+    }
+  }
+
   static float beta(Output output) { return output == Output::accumulate ? 1.0F : 0.0F; }
 
   static float score_scale(const AttentionShape& shape) {
@@ -310,7 +346,8 @@ class OpenMpKernels final : public Kernels {
   }
 
   static std::int64_t panel_rows(std::int64_t columns, std::int64_t tokens) {
-    const std::int64_t flops_per_row = 2 * columns * std::max<std::int64_t>(tokens, 1);
+    const std::int64_t flops_per_row =
+        2 * std::max<std::int64_t>(columns, 1) * std::max<std::int64_t>(tokens, 1);
     return std::max(smallest_panel_rows, panel_flops / flops_per_row);
   }
 
@@ -319,7 +356,8 @@ class OpenMpKernels final : public Kernels {
   void for_each_panel(TypedView weight, std::int64_t tokens, Use&& use) {
     std::int64_t rows = panel_rows(weight.columns, tokens);
     if (weight.dtype == DType::bf16)
-      rows = std::max<std::int64_t>(1, std::min(rows, std::ssize(scratch_) / weight.columns));
+      rows = std::max<std::int64_t>(
+          1, std::min(rows, std::ssize(scratch_) / std::max<std::int64_t>(weight.columns, 1)));
     for (std::int64_t first = 0; first < weight.rows; first += rows) {
       const std::int64_t count = std::min(rows, weight.rows - first);
       const std::int64_t offset = first * weight.columns;

@@ -179,10 +179,12 @@ Buffer::Buffer(std::shared_ptr<MemoryTracker> tracker, Category category, DType 
       elements_(elements),
       backing_(backing),
       data_(std::move(data)) {
-  tracker_->add(category_, bytes());
+  if (tracker_) tracker_->add(category_, bytes());
 }
 
-Buffer::~Buffer() { tracker_->add(category_, Bytes(-bytes().count())); }
+Buffer::~Buffer() {
+  if (tracker_) tracker_->add(category_, Bytes(-bytes().count()));
+}
 
 std::span<float> Buffer::floats() const {
   SHARDBENCH_ASSERT(holds_values() && dtype_ == DType::fp32);
@@ -206,13 +208,33 @@ BufferRef Memory::allocate(Category category, DType dtype, Elements elements, Ba
                       size.count(), name_of(category)));
     }
   } else if (backing == Backing::aliased) {
-    if (arena_ == nullptr || arena_size_ < size) {
-      arena_ = map_aliased(size);
-      arena_size_ = size;
-    }
-    data = arena_;
+    data = arena_of(size);
   }
   return BufferRef(new Buffer(tracker_, category, dtype, elements, backing, std::move(data)));
+}
+
+BufferRef Memory::part(const BufferRef& whole, std::int64_t offset, Elements count, Backing stand_in) {
+  SHARDBENCH_ASSERT(offset >= 0 && count.count() >= 0 && offset + count.count() <= whole->elements().count());
+  const DType dtype = whole->dtype();
+  std::shared_ptr<std::byte> data;
+  Backing backing = Backing::none;
+  if (whole->holds_values()) {
+    backing = Backing::memory;
+    std::byte* begin = whole->data() + offset * size_of(dtype);
+    data = {begin, [whole](std::byte*) {}};  // keeps the whole alive
+  } else if (stand_in == Backing::aliased) {
+    backing = Backing::aliased;
+    data = arena_of(bytes_of(dtype, count));
+  }
+  return BufferRef(new Buffer(nullptr, whole->category_, dtype, count, backing, std::move(data)));
+}
+
+std::shared_ptr<std::byte> Memory::arena_of(Bytes size) {
+  if (arena_ == nullptr || arena_size_ < size) {
+    arena_ = map_aliased(size);
+    arena_size_ = size;
+  }
+  return arena_;
 }
 
 }  // namespace shardbench

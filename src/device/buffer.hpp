@@ -83,7 +83,7 @@ class Buffer {
   Buffer(std::shared_ptr<MemoryTracker> tracker, Category category, DType dtype, Elements elements,
          Backing backing, std::shared_ptr<std::byte> data);
 
-  std::shared_ptr<MemoryTracker> tracker_;
+  std::shared_ptr<MemoryTracker> tracker_;  ///< null for a part, whose bytes its whole has counted
   Category category_;
   DType dtype_;
   Elements elements_;
@@ -101,9 +101,14 @@ class Memory {
 
   /// Contents of real memory are undefined. Throws RunError naming category and size when memory is short.
   BufferRef allocate(Category category, DType dtype, Elements elements, Backing backing = Backing::memory);
+  /// `count` elements of another buffer from `offset` on, as a buffer that shares them and is not counted
+  /// again. Where the whole has no values, `stand_in` backs the part, so that messages have an address.
+  BufferRef part(const BufferRef& whole, std::int64_t offset, Elements count, Backing stand_in);
   [[nodiscard]] MemoryTracker& tracker() const { return *tracker_; }
 
  private:
+  std::shared_ptr<std::byte> arena_of(Bytes size);
+
   std::shared_ptr<MemoryTracker> tracker_;
   std::shared_ptr<BlockCache> cache_;
   std::shared_ptr<std::byte> arena_;

@@ -28,15 +28,35 @@ Elements count(std::span<const TensorInfo> tensors) {
 
 double share(int ranks) { return static_cast<double>(ranks - 1) / static_cast<double>(ranks); }
 
-ExpectedLedger static_part(const Options& options, Elements held, Elements psi, int shards) {
+/// Elements of each kind of resting state, as counted here or as the textbook divides them.
+template <class Count>
+struct Held {
+  Count parameters;
+  Count gradients;
+  Count optimizer;
+};
+
+ExpectedLedger static_part(const Options& options, const Held<Elements>& held, const Held<double>& textbook) {
   const BytesPerElement per = bytes_per_element(options);
   ExpectedLedger ledger;
-  ledger.parameters = Bytes(per.parameters * held.count());
-  ledger.gradients = Bytes(per.gradients * held.count());
-  ledger.optimizer = Bytes(per.optimizer * held.count());
-  const std::int64_t all = per.parameters + per.gradients + per.optimizer;
-  ledger.textbook_static_bytes = static_cast<double>(all * psi.count()) / shards;
+  ledger.parameters = Bytes(per.parameters * held.parameters.count());
+  ledger.gradients = Bytes(per.gradients * held.gradients.count());
+  ledger.optimizer = Bytes(per.optimizer * held.optimizer.count());
+  ledger.textbook_static_bytes = static_cast<double>(per.parameters) * textbook.parameters +
+                                 static_cast<double>(per.gradients) * textbook.gradients +
+                                 static_cast<double>(per.optimizer) * textbook.optimizer;
   return ledger;
+}
+
+ExpectedCollective clipping(int ranks) {
+  return {.axis = Axis::world,
+          .collective = Collective::all_reduce,
+          .phase = Phase::optimizer,
+          .dtype = DType::fp32,
+          .group_size = ranks,
+          .count = 1,
+          .size = Elements(1),
+          .padding = Elements(0)};
 }
 
 /// S(n-1)/n, twice that for an all-reduce: what the algorithm-independent definition says a rank must send.
@@ -108,7 +128,8 @@ class Rows {
 ExpectedLedger expected_ddp(const Options& options, std::span<const TensorInfo> tensors, std::int64_t buckets,
                             int ranks) {
   const Elements psi = count(tensors);
-  ExpectedLedger ledger = static_part(options, psi, psi, 1);
+  const auto whole = static_cast<double>(psi.count());
+  ExpectedLedger ledger = static_part(options, {psi, psi, psi}, {whole, whole, whole});
   ledger.collectives.push_back({.axis = Axis::dp,
                                 .collective = Collective::all_reduce,
                                 .phase = Phase::backward,
@@ -121,8 +142,66 @@ ExpectedLedger expected_ddp(const Options& options, std::span<const TensorInfo> 
   return ledger;
 }
 
+namespace {
+
+enum class Gradients { whole, sharded };
+
+ExpectedLedger expected_buckets(const Options& options, std::span<const TensorInfo> tensors,
+                                std::span<const GroupLayout> layouts, int rank, Gradients gradients) {
+  const Elements psi = count(tensors);
+  const int ranks = layouts.front().parts();
+  Elements owned;
+  Elements padding;
+  for (const GroupLayout& layout : layouts) {
+    owned += total(layout.slices(rank));
+    padding += layout.gathered() - layout.real();
+  }
+  const auto whole = static_cast<double>(psi.count());
+  const double shard = whole / ranks;
+  const bool sharded = gradients == Gradients::sharded;
+  ExpectedLedger ledger =
+      static_part(options, {psi, sharded ? owned : psi, owned}, {whole, sharded ? shard : whole, shard});
+  ledger.parameters_padding = bytes_of(options.param_dtype, padding);
+
+  const auto buckets = static_cast<std::int64_t>(layouts.size());
+  const std::int64_t reductions = sharded ? options.grad_accum : 1;
+  ledger.collectives.push_back({.axis = Axis::dp,
+                                .collective = Collective::reduce_scatter,
+                                .phase = Phase::backward,
+                                .dtype = options.reduce_dtype,
+                                .group_size = ranks,
+                                .count = reductions * buckets,
+                                .size = reductions * psi,
+                                .padding = reductions * padding});
+  const bool overlaps = options.parameter_gather == ParameterGather::overlap;
+  ledger.collectives.push_back({.axis = Axis::dp,
+                                .collective = Collective::all_gather,
+                                .phase = overlaps ? Phase::forward : Phase::optimizer,
+                                .dtype = options.param_dtype,
+                                .group_size = ranks,
+                                .count = buckets,
+                                .size = psi,
+                                .padding = padding});
+  if (options.clip > 0.0) ledger.collectives.push_back(clipping(ranks));
+  ledger.textbook_volume_elements = static_cast<double>(reductions + 1) * whole * share(ranks);
+  return ledger;
+}
+
+}  // namespace
+
+ExpectedLedger expected_zero1(const Options& options, std::span<const TensorInfo> tensors,
+                              std::span<const GroupLayout> layouts, int rank) {
+  return expected_buckets(options, tensors, layouts, rank, Gradients::whole);
+}
+
+ExpectedLedger expected_zero2(const Options& options, std::span<const TensorInfo> tensors,
+                              std::span<const GroupLayout> layouts, int rank) {
+  return expected_buckets(options, tensors, layouts, rank, Gradients::sharded);
+}
+
 ExpectedLedger expected_zero3(const Options& options, std::span<const TensorInfo> tensors,
-                              const Grouping& grouping, std::span<const GroupLayout> layouts, int rank) {
+                              const Grouping& grouping, std::span<const GroupLayout> layouts,
+                              const Mesh& mesh) {
   const Elements psi = count(tensors);
   const int ranks = layouts.front().parts();
   const std::int64_t accumulation = options.grad_accum;
@@ -135,7 +214,7 @@ ExpectedLedger expected_zero3(const Options& options, std::span<const TensorInfo
   for (std::size_t g = 0; g < layouts.size(); ++g) {
     const GroupLayout& layout = layouts[g];
     const Elements padding = layout.gathered() - layout.real();
-    held += total(layout.slices(rank));
+    held += total(layout.slices(mesh.dp_index));
     forward_padding += padding;
     const bool root = options.wrap == Wrap::root && g == 0;
     const bool last = options.wrap == Wrap::blocks && g + 1 == layouts.size();
@@ -147,7 +226,12 @@ ExpectedLedger expected_zero3(const Options& options, std::span<const TensorInfo
     backward_padding += padding;
   }
 
-  ExpectedLedger ledger = static_part(options, held, psi, ranks);
+  // Of the declared model, matrices are divided by tp and norms are not.
+  double share_of_tp = 0.0;
+  for (const TensorInfo& t : declare_tensors(options.dims))
+    share_of_tp += static_cast<double>(t.elements().count()) / (t.is_norm() ? 1 : mesh.tp);
+  const double shard = share_of_tp / ranks;
+  ExpectedLedger ledger = static_part(options, {held, held, held}, {shard, shard, shard});
   const auto groups = static_cast<std::int64_t>(grouping.groups.size());
   const auto expect = [&](Collective collective, Phase phase, DType dtype, std::int64_t calls, Elements size,
                           Elements padding) {
@@ -164,41 +248,72 @@ ExpectedLedger expected_zero3(const Options& options, std::span<const TensorInfo
   expect(Collective::all_gather, Phase::backward, options.param_dtype, backward_gathers, backward,
          backward_padding);
   expect(Collective::reduce_scatter, Phase::backward, options.reduce_dtype, groups, psi, forward_padding);
-  if (options.clip > 0.0)
-    ledger.collectives.push_back({.axis = Axis::world,
-                                  .collective = Collective::all_reduce,
-                                  .phase = Phase::optimizer,
-                                  .dtype = DType::fp32,
-                                  .group_size = ranks,
-                                  .count = 1,
-                                  .size = Elements(1),
+  if (options.clip > 0.0) ledger.collectives.push_back(clipping(ranks * mesh.tp));
+  ledger.textbook_volume_elements = 3.0 * static_cast<double>(accumulation) * share_of_tp * share(ranks);
+  return ledger;
+}
+
+ExpectedLedger expected_mesh2d(ExpectedLedger ledger, const Options& options, Elements resting_norms,
+                               int tp) {
+  if (tp == 1) return ledger;
+  const std::int64_t accumulation = options.grad_accum;
+  const std::int64_t blocks = options.dims.layers;
+  const std::int64_t per_pass = 2 * blocks + 1;
+  const Elements tokens(options.micro_batch * options.dims.seq);
+  const bool cuts_sequence = options.sequence_parallel == SequenceParallel::on;
+  const auto expect = [&](Collective collective, Phase phase, DType dtype, std::int64_t calls,
+                          Elements size) {
+    if (calls == 0) return;
+    ledger.collectives.push_back({.axis = Axis::tp,
+                                  .collective = collective,
+                                  .phase = phase,
+                                  .dtype = dtype,
+                                  .group_size = tp,
+                                  .count = calls,
+                                  .size = size,
                                   .padding = Elements(0)});
-  ledger.textbook_volume_elements =
-      3.0 * static_cast<double>(accumulation) * static_cast<double>(psi.count()) * share(ranks);
+  };
+  const auto activations = [&](Collective collective, Phase phase, std::int64_t calls) {
+    expect(collective, phase, options.param_dtype, accumulation * calls,
+           accumulation * calls * options.dims.hidden * tokens);
+  };
+  const bool recomputes = options.recompute == Recompute::full;
+  if (cuts_sequence) {
+    for (const Phase phase : {Phase::forward, Phase::backward}) {
+      const bool again = phase == Phase::backward && recomputes;
+      activations(Collective::all_gather, phase, per_pass + (again ? 2 * blocks : 0));
+      activations(Collective::reduce_scatter, phase, per_pass + (again ? blocks : 0));
+    }
+    expect(Collective::all_reduce, Phase::backward, options.param_dtype, per_pass, resting_norms);
+  } else {
+    activations(Collective::all_reduce, Phase::forward, per_pass);
+    activations(Collective::all_reduce, Phase::backward, per_pass + (recomputes ? blocks : 0));
+  }
+  expect(Collective::all_reduce, Phase::forward, DType::fp32, 3 * accumulation, 3 * accumulation * tokens);
   return ledger;
 }
 
 std::vector<LedgerRow> ledger_rows(const ExpectedLedger& e, const StaticBytes& held,
                                    const StepTotals& totals) {
   Rows rows;
-  const auto bytes = [&](const char* quantity, Bytes expected, Bytes measured) {
+  const auto bytes = [&](const char* quantity, Bytes expected, Bytes measured, Bytes padding) {
     rows.add(Axis::world, quantity, static_cast<double>(expected.count()),
-             static_cast<double>(measured.count()), 0.0, "bytes");
+             static_cast<double>(measured.count()), static_cast<double>(padding.count()), "bytes");
   };
-  bytes("parameters_bytes", e.parameters, held.parameters);
-  bytes("gradients_bytes", e.gradients, held.gradients);
-  bytes("optimizer_bytes", e.optimizer, held.optimizer);
+  bytes("parameters_bytes", e.parameters, held.parameters, e.parameters_padding);
+  bytes("gradients_bytes", e.gradients, held.gradients, Bytes(0));
+  bytes("optimizer_bytes", e.optimizer, held.optimizer, Bytes(0));
   const Bytes all = held.parameters + held.gradients + held.optimizer;
-  bytes("static_bytes", e.parameters + e.gradients + e.optimizer, all);
+  bytes("static_bytes", e.parameters + e.gradients + e.optimizer, all, e.parameters_padding);
   rows.add(Axis::world, "textbook_static_bytes", e.textbook_static_bytes, static_cast<double>(all.count()),
            static_cast<double>(all.count()) - e.textbook_static_bytes, "bytes");
 
-  for (const Axis axis : {Axis::dp, Axis::world}) {
+  for (const Axis axis : {Axis::dp, Axis::tp, Axis::world}) {
     const auto on_axis = [axis](Collective kind) {
       return [axis, kind](Axis a, Collective c, Phase) { return a == axis && c == kind; };
     };
     const auto all_of_axis = compare(e, totals, [axis](Axis a, Collective, Phase) { return a == axis; });
-    if (axis == Axis::world && all_of_axis.expected.count == 0 && all_of_axis.measured.count == 0) continue;
+    if (axis != Axis::dp && all_of_axis.expected.count == 0 && all_of_axis.measured.count == 0) continue;
     for (const Phase phase : {Phase::forward, Phase::backward, Phase::optimizer})
       rows.count_and_size(axis, fmt::format("all_gather_{}", name_of(phase)),
                           compare(e, totals, [axis, phase](Axis a, Collective c, Phase p) {

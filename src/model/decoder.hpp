@@ -1,6 +1,7 @@
 // The Llama-style decoder, layer by layer: activations live here, the arithmetic behind `LayerMath`.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "src/device/buffer.hpp"
 #include "src/model/dimensions.hpp"
 #include "src/model/initial_state.hpp"
+#include "src/model/tensor_parallel.hpp"
 #include "src/model/tensor_tables.hpp"
 
 namespace shardbench {
@@ -16,44 +18,47 @@ namespace shardbench {
 constexpr float norm_epsilon = 1e-5F;
 constexpr double rope_theta = 10000.0;
 
-/// What a block keeps from forward for backward; T tokens. Per token and element size e:
-/// e * (6h + 2*kv + 3*ffn) with the input x, plus 4 bytes per head (docs/memory.md).
+/// What backward finds of a block's forward: all of it, or only its input, from which it runs forward again.
+enum class Recompute { none, full };
+
+/// What a block's forward leaves for its backward; T tokens, of which the residual stream holds Ts: T, or
+/// with sequence parallelism T/tp. Widths marked ' are divided by tp. Bytes per token: docs/memory.md.
 struct BlockActivations {
   BufferRef normed1;      ///< [T, h]
-  BufferRef q;            ///< [T, h], rotated
-  BufferRef k;            ///< [T, kv], rotated
-  BufferRef v;            ///< [T, kv]
-  BufferRef attention;    ///< [T, h]
-  BufferRef log_sum_exp;  ///< [sequences * heads * length]
-  BufferRef x_middle;     ///< [T, h], after the attention residual
+  BufferRef q;            ///< [T, h'], rotated
+  BufferRef k;            ///< [T, kv'], rotated
+  BufferRef v;            ///< [T, kv']
+  BufferRef attention;    ///< [T, h']
+  BufferRef log_sum_exp;  ///< [sequences * heads' * length]
+  BufferRef x_middle;     ///< [Ts, h], after the attention residual
   BufferRef normed2;      ///< [T, h]
-  BufferRef gate;         ///< [T, ffn]
-  BufferRef up;           ///< [T, ffn]
-  BufferRef gated;        ///< [T, ffn]
+  BufferRef gate;         ///< [T, ffn']
+  BufferRef up;           ///< [T, ffn']
+  BufferRef gated;        ///< [T, ffn']
 };
 
 struct HeadActivations {
   BufferRef normed;  ///< [T, h]
-  BufferRef logits;  ///< [T, vocab]; their gradient once the loss is known
+  BufferRef logits;  ///< [T, vocab']; their gradient once the loss is known
   BufferRef losses;  ///< [T]
+};
+
+/// What tensor-parallel ranks combine of each row of logits; [T] each.
+struct RowStatistics {
+  BufferRef largest, total, target_logit;
 };
 
 /// Temporaries of one block's backward.
 struct BlockWorkspace {
-  BufferRef d_gated, d_gate, d_up;  ///< [T, ffn]
-  BufferRef d_normed, d_attention;  ///< [T, h]
-  BufferRef dq;                     ///< [T, h]
-  BufferRef dk, dv;                 ///< [T, kv]
-  BufferRef inverse_rms;            ///< [T]
+  BufferRef d_gated, d_gate, d_up;  ///< [T, ffn']
+  BufferRef d_normed;               ///< [T, h]
+  BufferRef d_attention, dq;        ///< [T, h']
+  BufferRef dk, dv;                 ///< [T, kv']
+  BufferRef inverse_rms;            ///< [Ts]
 };
 
-struct HeadWorkspace {
-  BufferRef d_normed;     ///< [T, h]
-  BufferRef inverse_rms;  ///< [T]
-};
-
-/// How a layer's compute is carried out: really, or imitated by a sleep of the same length.
-/// `x` is a layer's input, `y` its output, `dy` the gradient of the output, which becomes that of the input.
+/// The compute of layers, piece by piece between exchanges with other ranks: carried out, or imitated by a
+/// sleep of the same length. `x` is an input, `y` an output, `dy` and `dx` their gradients.
 class LayerMath {
  public:
   LayerMath() = default;
@@ -62,22 +67,53 @@ class LayerMath {
   virtual ~LayerMath() = default;
 
   virtual void embedding_forward(const Batch& batch, const WeightTable& weights, const Buffer& y) = 0;
-  virtual void block_forward(int layer, const WeightTable& weights, const Buffer& x,
-                             const BlockActivations& kept, const Buffer& y) = 0;
-  /// Returns the sum of the tokens' losses; logits then hold the gradient of their mean.
-  virtual double head_forward(const Batch& batch, const WeightTable& weights, const Buffer& x,
-                              const HeadActivations& kept) = 0;
+  /// `norm` is a tensor's index.
+  virtual void norm_forward(int norm, const WeightTable& weights, const Buffer& x, const Buffer& y) = 0;
+  /// From kept.normed1 to kept.attention.
+  virtual void attention_forward(int layer, const WeightTable& weights, const BlockActivations& kept) = 0;
+  virtual void attention_output(int layer, const WeightTable& weights, const BlockActivations& kept,
+                                const Buffer& y, kernels::Output output) = 0;
+  /// From kept.normed2 to kept.gated.
+  virtual void mlp_forward(int layer, const WeightTable& weights, const BlockActivations& kept) = 0;
+  virtual void mlp_output(int layer, const WeightTable& weights, const BlockActivations& kept,
+                          const Buffer& y, kernels::Output output) = 0;
+  virtual void logits_forward(const WeightTable& weights, const HeadActivations& kept) = 0;
+  /// Sum of the tokens' losses; logits then hold the gradient of their mean. The vocabulary is whole ...
+  virtual double loss(const Batch& batch, const HeadActivations& kept) = 0;
+  /// ... or shared, and rows are combined between these three.
+  virtual void largest_logits(const HeadActivations& kept, const RowStatistics& rows) = 0;
+  virtual void exponentials(const Batch& batch, const HeadActivations& kept, const RowStatistics& rows) = 0;
+  virtual double loss(const Batch& batch, const HeadActivations& kept, const RowStatistics& rows) = 0;
 
-  virtual void head_backward(const WeightTable& weights, const GradientTable& gradients, const Buffer& x,
-                             const HeadActivations& kept, const HeadWorkspace& work, const Buffer& dx) = 0;
-  virtual void block_backward(int layer, const WeightTable& weights, const GradientTable& gradients,
-                              const Buffer& x, const BlockActivations& kept, const BlockWorkspace& work,
-                              const Buffer& dy_dx) = 0;
+  virtual void head_backward(const WeightTable& weights, const GradientTable& gradients,
+                             const HeadActivations& kept, const Buffer& d_normed) = 0;
+  /// Adds to dx.
+  virtual void norm_backward(int norm, const WeightTable& weights, const GradientTable& gradients,
+                             const Buffer& dy, const Buffer& x, const Buffer& inverse_rms,
+                             const Buffer& dx) = 0;
+  /// From the gradient of a half's output to work.d_normed.
+  virtual void mlp_backward(int layer, const WeightTable& weights, const GradientTable& gradients,
+                            const Buffer& dy, const BlockActivations& kept, const BlockWorkspace& work) = 0;
+  virtual void attention_backward(int layer, const WeightTable& weights, const GradientTable& gradients,
+                                  const Buffer& dy, const BlockActivations& kept,
+                                  const BlockWorkspace& work) = 0;
   virtual void embedding_backward(const Batch& batch, const GradientTable& gradients, const Buffer& dy) = 0;
+
+  virtual void copy(const Buffer& to, const Buffer& from) = 0;
+  virtual void add(const Buffer& to, const Buffer& from) = 0;
+  virtual void zero(const Buffer& buffer) = 0;
+
+  /// The compute asked for so far is over: called before an exchange, and when a layer is done.
+  virtual void settle() {}
 };
 
 /// One micro-batch at a time: forward(0 ... L+1), then backward(L+1 ... 0). Losses are means over the
 /// micro-batch's tokens; gradients are those of that mean.
+///
+/// With a tensor-parallel group, per micro-batch and without sequence parallelism: all-reduces of the stream
+/// after embedding, wo and w2 in forward, and of the gradients before norm1, norm2 and the head in backward
+/// (2L+1 each). With it reduce-scatters in their place, and an all-gather before each (Megatron-LM's f and
+/// g).
 class Decoder {
  public:
   struct Settings {
@@ -85,6 +121,9 @@ class Decoder {
     std::int64_t micro_batch;  ///< sequences
     std::uint64_t seed;
     Backing backing;  ///< of activations and workspace: memory, or none when compute is only timed
+    Recompute recompute = Recompute::none;
+    TensorParallelGroup* group = nullptr;  ///< null where this rank holds whole tensors
+    SequenceParallel sequence_parallel = SequenceParallel::off;
   };
 
   Decoder(const Settings& settings, Memory& memory, std::unique_ptr<LayerMath> math);
@@ -102,14 +141,46 @@ class Decoder {
   [[nodiscard]] double loss_sum() const { return loss_sum_; }
 
  private:
+  using Product = std::function<void(const Buffer& y, kernels::Output output)>;
+
+  void forward_embedding(const WeightTable& weights);
+  /// `y` may be null where only what backward needs is wanted.
+  void forward_block(int layer, const WeightTable& weights, const BlockActivations& kept, const BufferRef& y);
+  void forward_head(const WeightTable& weights);
+  void backward_head(const WeightTable& weights, const GradientTable& gradients);
+  void backward_block(int layer, const WeightTable& weights, const GradientTable& gradients);
+
+  void enter_region(int layer, int norm, const WeightTable& weights, const BufferRef& x,
+                    const BufferRef& normed);
+  void leave_region(int layer, const BufferRef& residual, const BufferRef& y, const Product& product);
+  BufferRef gradient_for_region(int layer);
+  BufferRef gradient_from_region(int layer, const BufferRef& d_normed);
+
+  void all_reduce(const BufferRef& values, int layer);
+  void all_gather(const BufferRef& values, int layer);
+  void reduce_scatter(const BufferRef& values, int layer);
+  void all_reduce_exactly(const BufferRef& values, Reduction reduction, int layer);
+
+  [[nodiscard]] int tp() const { return settings_.group == nullptr ? 1 : settings_.group->size(); }
+  [[nodiscard]] bool cuts_sequence() const {
+    return tp() > 1 && settings_.sequence_parallel == SequenceParallel::on;
+  }
+  [[nodiscard]] std::int64_t stream_tokens() const { return cuts_sequence() ? tokens() / tp() : tokens(); }
+  /// The own tokens of a [T, h] buffer.
+  BufferRef own_tokens(const BufferRef& whole);
   BufferRef allocate(Category category, std::int64_t elements);
+  BufferRef allocate_stream(Category category) {
+    return allocate(category, stream_tokens() * settings_.dims.hidden);
+  }
+  BufferRef allocate_whole(Category category) { return allocate(category, tokens() * settings_.dims.hidden); }
   BlockActivations allocate_block();
   BlockWorkspace allocate_block_workspace();
 
   Settings settings_;
+  LocalDims local_;
   Memory& memory_;
   std::unique_ptr<LayerMath> math_;
-  Batch batch_;
+  Batch batch_;  ///< tokens counted from the first of this rank's vocabulary, -1 where they are another's
   std::vector<BufferRef> input_;  ///< by layer: the residual stream that enters it
   std::vector<BlockActivations> kept_;
   HeadActivations head_;
@@ -125,10 +196,14 @@ struct RopeTables {
 RopeTables allocate_rope_tables(const ModelDims& dims, Memory& memory, Backing backing);
 
 /// The real thing: kernels on real buffers. Fills the tables.
-std::unique_ptr<LayerMath> make_real_math(const ModelDims& dims, std::int64_t micro_batch, RopeTables tables,
+std::unique_ptr<LayerMath> make_real_math(const ModelDims& dims, const LocalDims& local,
+                                          std::int64_t micro_batch, RopeTables tables,
                                           kernels::Kernels& kernels);
 
-/// Sleeps for as long as `seconds` says a layer and direction takes.
-std::unique_ptr<LayerMath> make_timed_math(const ModelDims& dims, std::function<void(int, Direction)> run);
+/// Lets `pass` pass as much time as `seconds` says a layer and direction takes, each piece its share of the
+/// floating-point operations.
+std::unique_ptr<LayerMath> make_timed_math(const ModelDims& dims,
+                                           std::function<double(int, Direction)> seconds,
+                                           std::function<void(double)> pass);
 
 }  // namespace shardbench

@@ -82,7 +82,14 @@ std::vector<TensorInfo> declare_tensors(const ModelDims& d) {
   const auto declare = [&](std::string name, TensorRole role, std::int64_t rows, std::int64_t columns,
                            int layer, double bound) {
     const int index = static_cast<int>(tensors.size());
-    tensors.push_back({index, std::move(name), role, rows, columns, layer, bound});
+    tensors.push_back({.index = index,
+                       .name = std::move(name),
+                       .role = role,
+                       .rows = rows,
+                       .columns = columns,
+                       .layer = layer,
+                       .initial_bound = bound,
+                       .declared_columns = columns});
   };
   const double residual_bound = initial_bound / std::sqrt(2.0 * static_cast<double>(d.layers));
 
@@ -98,6 +105,35 @@ std::vector<TensorInfo> declare_tensors(const ModelDims& d) {
   if (d.head == Head::own)
     declare("head", TensorRole::head, d.vocab, d.hidden, d.head_layer(), initial_bound);
   return tensors;
+}
+
+RowRange chunk_of(std::int64_t rows, int parts, int index) {
+  const std::int64_t chunk = ceil_div(rows, parts);
+  return {std::min(rows, chunk * index), std::min(rows, chunk * (index + 1))};
+}
+
+std::vector<TensorInfo> tensor_parallel_part(std::vector<TensorInfo> tensors, int tp, int index) {
+  for (TensorInfo& t : tensors) {
+    if (t.is_norm()) {
+      t.copy = index == 0 ? Copy::primary : Copy::replica;
+    } else if (t.role == TensorRole::wo || t.role == TensorRole::w2) {
+      const RowRange columns = chunk_of(t.columns, tp, index);
+      t.first_column = columns.begin;
+      t.columns = columns.count();
+    } else {
+      const RowRange rows = chunk_of(t.rows, tp, index);
+      t.first_row = rows.begin;
+      t.rows = rows.count();
+    }
+  }
+  return tensors;
+}
+
+LocalDims local_dims(const ModelDims& d, int tp, int index) {
+  return {.heads = d.heads / tp,
+          .kv_heads = d.kv_heads / tp,
+          .ffn = chunk_of(d.ffn, tp, index).count(),
+          .vocab = chunk_of(d.vocab, tp, index)};
 }
 
 int tensor_index(const ModelDims& d, TensorRole role, int block) {

@@ -45,7 +45,11 @@ void validate(const ModelDims& dims);
 
 enum class TensorRole { embedding, norm1, wq, wk, wv, wo, norm2, w1, w3, w2, final_norm, head };
 
-/// One declared tensor: [rows, columns] row-major; norm weights are vectors, columns = 1.
+/// Whether a rank's part of a tensor is also another rank's, which counts it in sums over ranks.
+enum class Copy { primary, replica };
+
+/// One declared tensor, or the part of it that tensor parallelism leaves to a rank: [rows, columns]
+/// row-major; norm weights are vectors, columns = 1.
 struct TensorInfo {
   int index = 0;
   std::string name;
@@ -54,8 +58,16 @@ struct TensorInfo {
   std::int64_t columns = 1;
   int layer = 0;               ///< the first compute layer that uses it
   double initial_bound = 0.0;  ///< values start uniform in (-bound, bound); 0 means all ones
+  std::int64_t first_row = 0;  ///< of this part in the declared tensor
+  std::int64_t first_column = 0;
+  std::int64_t declared_columns = 1;
+  Copy copy = Copy::primary;
 
   [[nodiscard]] Elements elements() const { return Elements(rows * columns); }
+  /// Where element i of this part lies in the declared tensor, both row-major.
+  [[nodiscard]] std::int64_t declared_element(std::int64_t i) const {
+    return (first_row + i / columns) * declared_columns + first_column + i % columns;
+  }
   [[nodiscard]] bool is_norm() const {
     return role == TensorRole::norm1 || role == TensorRole::norm2 || role == TensorRole::final_norm;
   }
@@ -64,6 +76,32 @@ struct TensorInfo {
 /// Tensors in declaration order: embedding; per block norm1 wq wk wv wo norm2 w1 w3 w2; final norm; head
 /// unless tied.
 std::vector<TensorInfo> declare_tensors(const ModelDims& dims);
+
+/// Rows [begin, end).
+struct RowRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  [[nodiscard]] std::int64_t count() const { return end - begin; }
+  bool operator==(const RowRange&) const = default;
+};
+
+/// The part of `rows` that chunk `index` of `parts` holds: ceil(rows/parts) rows each, later chunks may be
+/// short or empty (torch.chunk's rule, with the empty ones kept).
+RowRange chunk_of(std::int64_t rows, int parts, int index);
+
+/// What tensor-parallel rank `index` of `tp` holds of each tensor (Shoeybi et al., arXiv:1909.08053): rows of
+/// the column-parallel embedding, wq, wk, wv, w1, w3 and head, columns of the row-parallel wo and w2, all of
+/// the norms. tp must divide heads and kv_heads; vocabulary and ffn go in ceil chunks.
+std::vector<TensorInfo> tensor_parallel_part(std::vector<TensorInfo> tensors, int tp, int index);
+
+/// The widths of one tensor-parallel rank's part.
+struct LocalDims {
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t ffn = 0;
+  RowRange vocab;
+};
+LocalDims local_dims(const ModelDims& dims, int tp, int index);
 
 /// Declaration index of a tensor; `block` counts from 1 and is ignored for embedding, final_norm and head.
 /// A tied head is the embedding.

@@ -5,7 +5,8 @@ namespace shardbench {
 float initial_value(std::uint64_t seed, const TensorInfo& tensor, std::int64_t element) {
   if (tensor.initial_bound == 0.0) return 1.0F;
   const auto index = static_cast<std::uint64_t>(tensor.index);
-  const std::uint64_t hash = splitmix64((seed << 48U) ^ (index << 36U) ^ static_cast<std::uint64_t>(element));
+  const std::uint64_t hash = splitmix64((seed << 48U) ^ (index << 36U) ^
+                                        static_cast<std::uint64_t>(tensor.declared_element(element)));
   const double uniform = static_cast<double>(hash >> 11U) * 0x1.0p-53;
   return static_cast<float>((2.0 * uniform - 1.0) * tensor.initial_bound);
 }

@@ -22,7 +22,7 @@ constexpr std::uint64_t splitmix64(std::uint64_t x) {
   return x ^ (x >> 31U);
 }
 
-/// The fp32 master value of element i (row-major in the unsharded tensor).
+/// The fp32 master value of an element, counted row-major in the part of the tensor that `tensor` describes.
 float initial_value(std::uint64_t seed, const TensorInfo& tensor, std::int64_t element);
 
 /// Inputs and targets of one micro-batch: B sequences of `seq` tokens each, sequence after sequence.

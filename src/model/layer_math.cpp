@@ -1,4 +1,4 @@
-// The decoder's arithmetic: each layer's forward and hand-written backward in terms of kernels.
+// The decoder's arithmetic: each piece of a layer's forward and hand-written backward in terms of kernels.
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -14,13 +14,15 @@ using kernels::Output;
 
 class RealMath final : public LayerMath {
  public:
-  RealMath(const ModelDims& dims, std::int64_t micro_batch, RopeTables tables, kernels::Kernels& kernels)
+  RealMath(const ModelDims& dims, const LocalDims& local, std::int64_t micro_batch, RopeTables tables,
+           kernels::Kernels& kernels)
       : dims_(dims),
+        local_(local),
         tokens_(micro_batch * dims.seq),
         attention_{.sequences = micro_batch,
                    .length = dims.seq,
-                   .heads = dims.heads,
-                   .kv_heads = dims.kv_heads,
+                   .heads = local.heads,
+                   .kv_heads = local.kv_heads,
                    .head_size = dims.head_size()},
         kernels_(kernels),
         tables_(std::move(tables)) {
@@ -28,99 +30,150 @@ class RealMath final : public LayerMath {
   }
 
   void embedding_forward(const Batch& batch, const WeightTable& weights, const Buffer& y) override {
-    kernels_.embedding_forward(rows(y), weights.at(0), batch.inputs);
+    kernels_.embedding_forward(stream(y), weights.at(0), batch.inputs);
   }
 
-  void block_forward(int layer, const WeightTable& weights, const Buffer& x, const BlockActivations& a,
-                     const Buffer& y) override {
+  void norm_forward(int norm, const WeightTable& weights, const Buffer& x, const Buffer& y) override {
+    kernels_.rms_norm_forward(stream(y), stream(x), weights.at(norm), norm_epsilon);
+  }
+
+  void attention_forward(int layer, const WeightTable& weights, const BlockActivations& a) override {
     const auto w = [&](TensorRole role) { return weights.at(tensor_index(dims_, role, layer)); };
     kernels::Kernels& k = kernels_;
-    k.rms_norm_forward(rows(*a.normed1), rows(x), w(TensorRole::norm1), norm_epsilon);
-    k.linear_forward(rows(*a.q), rows(*a.normed1), w(TensorRole::wq), Output::overwrite);
-    k.linear_forward(rows(*a.k), rows(*a.normed1), w(TensorRole::wk), Output::overwrite);
-    k.linear_forward(rows(*a.v), rows(*a.normed1), w(TensorRole::wv), Output::overwrite);
-    k.rope(rows(*a.q), table(tables_.cosines), table(tables_.sines), bodies::Rotation::forward);
-    k.rope(rows(*a.k), table(tables_.cosines), table(tables_.sines), bodies::Rotation::forward);
-    k.attention_forward(rows(*a.attention), a.log_sum_exp->floats(), rows(*a.q), rows(*a.k), rows(*a.v),
+    k.linear_forward(queries(a.q), stream(*a.normed1), w(TensorRole::wq), Output::overwrite);
+    k.linear_forward(keys(a.k), stream(*a.normed1), w(TensorRole::wk), Output::overwrite);
+    k.linear_forward(keys(a.v), stream(*a.normed1), w(TensorRole::wv), Output::overwrite);
+    k.rope(queries(a.q), table(tables_.cosines), table(tables_.sines), bodies::Rotation::forward);
+    k.rope(keys(a.k), table(tables_.cosines), table(tables_.sines), bodies::Rotation::forward);
+    k.attention_forward(queries(a.attention), a.log_sum_exp->floats(), queries(a.q), keys(a.k), keys(a.v),
                         attention_);
-    copy(*a.x_middle, x);
-    k.linear_forward(rows(*a.x_middle), rows(*a.attention), w(TensorRole::wo), Output::accumulate);
-
-    k.rms_norm_forward(rows(*a.normed2), rows(*a.x_middle), w(TensorRole::norm2), norm_epsilon);
-    k.linear_forward(rows(*a.gate), rows(*a.normed2), w(TensorRole::w1), Output::overwrite);
-    k.linear_forward(rows(*a.up), rows(*a.normed2), w(TensorRole::w3), Output::overwrite);
-    k.swiglu_forward(rows(*a.gated), rows(*a.gate), rows(*a.up));
-    copy(y, *a.x_middle);
-    k.linear_forward(rows(y), rows(*a.gated), w(TensorRole::w2), Output::accumulate);
   }
 
-  double head_forward(const Batch& batch, const WeightTable& weights, const Buffer& x,
-                      const HeadActivations& a) override {
-    kernels::Kernels& k = kernels_;
-    k.rms_norm_forward(rows(*a.normed), rows(x), weights.at(tensor_index(dims_, TensorRole::final_norm)),
-                       norm_epsilon);
-    k.linear_forward(rows(*a.logits), rows(*a.normed), weights.at(tensor_index(dims_, TensorRole::head)),
-                     Output::overwrite);
-    const std::span<float> losses = a.losses->floats();
-    k.cross_entropy(losses, rows(*a.logits), batch.targets, 1.0F / static_cast<float>(tokens_));
-    return std::accumulate(losses.begin(), losses.end(), 0.0);
+  void attention_output(int layer, const WeightTable& weights, const BlockActivations& a, const Buffer& y,
+                        Output output) override {
+    kernels_.linear_forward(stream(y), queries(a.attention),
+                            weights.at(tensor_index(dims_, TensorRole::wo, layer)), output);
   }
 
-  void head_backward(const WeightTable& weights, const GradientTable& gradients, const Buffer& x,
-                     const HeadActivations& a, const HeadWorkspace& work, const Buffer& dx) override {
-    kernels::Kernels& k = kernels_;
+  void mlp_forward(int layer, const WeightTable& weights, const BlockActivations& a) override {
+    const auto w = [&](TensorRole role) { return weights.at(tensor_index(dims_, role, layer)); };
+    kernels_.linear_forward(inner(a.gate), stream(*a.normed2), w(TensorRole::w1), Output::overwrite);
+    kernels_.linear_forward(inner(a.up), stream(*a.normed2), w(TensorRole::w3), Output::overwrite);
+    kernels_.swiglu_forward(inner(a.gated), inner(a.gate), inner(a.up));
+  }
+
+  void mlp_output(int layer, const WeightTable& weights, const BlockActivations& a, const Buffer& y,
+                  Output output) override {
+    kernels_.linear_forward(stream(y), inner(a.gated), weights.at(tensor_index(dims_, TensorRole::w2, layer)),
+                            output);
+  }
+
+  void logits_forward(const WeightTable& weights, const HeadActivations& a) override {
+    kernels_.linear_forward(logits(a), stream(*a.normed), weights.at(tensor_index(dims_, TensorRole::head)),
+                            Output::overwrite);
+  }
+
+  double loss(const Batch& batch, const HeadActivations& a) override {
+    kernels_.cross_entropy(a.losses->floats(), logits(a), batch.targets, mean_scale());
+    return sum_of(a.losses);
+  }
+
+  void largest_logits(const HeadActivations& a, const RowStatistics& rows) override {
+    kernels_.row_maximum(rows.largest->floats(), logits(a));
+  }
+
+  void exponentials(const Batch& batch, const HeadActivations& a, const RowStatistics& rows) override {
+    kernels_.row_exponentials(rows.total->floats(), rows.target_logit->floats(), logits(a),
+                              rows.largest->floats(), batch.targets);
+  }
+
+  double loss(const Batch& batch, const HeadActivations& a, const RowStatistics& rows) override {
+    kernels_.cross_entropy_gradient(a.losses->floats(), logits(a),
+                                    {.largest = rows.largest->floats(),
+                                     .total = rows.total->floats(),
+                                     .target_logit = rows.target_logit->floats()},
+                                    batch.targets, mean_scale());
+    return sum_of(a.losses);
+  }
+
+  void head_backward(const WeightTable& weights, const GradientTable& gradients, const HeadActivations& a,
+                     const Buffer& d_normed) override {
     const int head = tensor_index(dims_, TensorRole::head);
-    const int norm = tensor_index(dims_, TensorRole::final_norm);
-    k.linear_backward_weight(gradients.at(head), rows(*a.logits), rows(*a.normed));
-    k.linear_backward_input(rows(*work.d_normed), rows(*a.logits), weights.at(head), Output::overwrite);
-    k.fill_zero(flat(dx));
-    k.rms_norm_backward(rows(dx), vector(gradients.at(norm)), work.inverse_rms->floats(),
-                        rows(*work.d_normed), rows(x), weights.at(norm), norm_epsilon);
+    kernels_.linear_backward_weight(gradients.at(head), logits(a), stream(*a.normed));
+    kernels_.linear_backward_input(stream(d_normed), logits(a), weights.at(head), Output::overwrite);
   }
 
-  void block_backward(int layer, const WeightTable& weights, const GradientTable& gradients, const Buffer& x,
-                      const BlockActivations& a, const BlockWorkspace& work, const Buffer& stream) override {
+  void norm_backward(int norm, const WeightTable& weights, const GradientTable& gradients, const Buffer& dy,
+                     const Buffer& x, const Buffer& inverse_rms, const Buffer& dx) override {
+    const Matrix d_weight = gradients.at(norm);
+    kernels_.rms_norm_backward(stream(dx), {d_weight.data, static_cast<std::size_t>(d_weight.rows)},
+                               inverse_rms.floats(), stream(dy), stream(x), weights.at(norm), norm_epsilon);
+  }
+
+  void mlp_backward(int layer, const WeightTable& weights, const GradientTable& gradients, const Buffer& dy,
+                    const BlockActivations& a, const BlockWorkspace& work) override {
     const auto w = [&](TensorRole role) { return weights.at(tensor_index(dims_, role, layer)); };
     const auto dw = [&](TensorRole role) { return gradients.at(tensor_index(dims_, role, layer)); };
     kernels::Kernels& k = kernels_;
-    const Matrix d = rows(stream);  // the residual passes it on unchanged; each half adds its share
+    k.linear_backward_weight(dw(TensorRole::w2), stream(dy), inner(a.gated));
+    k.linear_backward_input(inner(work.d_gated), stream(dy), w(TensorRole::w2), Output::overwrite);
+    k.swiglu_backward(inner(work.d_gate), inner(work.d_up), inner(work.d_gated), inner(a.gate), inner(a.up));
+    k.linear_backward_weight(dw(TensorRole::w3), inner(work.d_up), stream(*a.normed2));
+    k.linear_backward_weight(dw(TensorRole::w1), inner(work.d_gate), stream(*a.normed2));
+    const Matrix d_normed = stream(*work.d_normed);
+    k.linear_backward_input(d_normed, inner(work.d_up), w(TensorRole::w3), Output::overwrite);
+    k.linear_backward_input(d_normed, inner(work.d_gate), w(TensorRole::w1), Output::accumulate);
+  }
 
-    k.linear_backward_weight(dw(TensorRole::w2), d, rows(*a.gated));
-    k.linear_backward_input(rows(*work.d_gated), d, w(TensorRole::w2), Output::overwrite);
-    k.swiglu_backward(rows(*work.d_gate), rows(*work.d_up), rows(*work.d_gated), rows(*a.gate), rows(*a.up));
-    k.linear_backward_weight(dw(TensorRole::w3), rows(*work.d_up), rows(*a.normed2));
-    k.linear_backward_weight(dw(TensorRole::w1), rows(*work.d_gate), rows(*a.normed2));
-    k.linear_backward_input(rows(*work.d_normed), rows(*work.d_up), w(TensorRole::w3), Output::overwrite);
-    k.linear_backward_input(rows(*work.d_normed), rows(*work.d_gate), w(TensorRole::w1), Output::accumulate);
-    k.rms_norm_backward(d, vector(dw(TensorRole::norm2)), work.inverse_rms->floats(), rows(*work.d_normed),
-                        rows(*a.x_middle), w(TensorRole::norm2), norm_epsilon);
-
-    k.linear_backward_weight(dw(TensorRole::wo), d, rows(*a.attention));
-    k.linear_backward_input(rows(*work.d_attention), d, w(TensorRole::wo), Output::overwrite);
-    k.attention_backward(rows(*work.dq), rows(*work.dk), rows(*work.dv), rows(*work.d_attention),
-                         rows(*a.attention), a.log_sum_exp->floats(), rows(*a.q), rows(*a.k), rows(*a.v),
+  void attention_backward(int layer, const WeightTable& weights, const GradientTable& gradients,
+                          const Buffer& dy, const BlockActivations& a, const BlockWorkspace& work) override {
+    const auto w = [&](TensorRole role) { return weights.at(tensor_index(dims_, role, layer)); };
+    const auto dw = [&](TensorRole role) { return gradients.at(tensor_index(dims_, role, layer)); };
+    kernels::Kernels& k = kernels_;
+    k.linear_backward_weight(dw(TensorRole::wo), stream(dy), queries(a.attention));
+    k.linear_backward_input(queries(work.d_attention), stream(dy), w(TensorRole::wo), Output::overwrite);
+    k.attention_backward(queries(work.dq), keys(work.dk), keys(work.dv), queries(work.d_attention),
+                         queries(a.attention), a.log_sum_exp->floats(), queries(a.q), keys(a.k), keys(a.v),
                          attention_);
-    k.rope(rows(*work.dq), table(tables_.cosines), table(tables_.sines), bodies::Rotation::inverse);
-    k.rope(rows(*work.dk), table(tables_.cosines), table(tables_.sines), bodies::Rotation::inverse);
-    k.linear_backward_weight(dw(TensorRole::wv), rows(*work.dv), rows(*a.normed1));
-    k.linear_backward_weight(dw(TensorRole::wk), rows(*work.dk), rows(*a.normed1));
-    k.linear_backward_weight(dw(TensorRole::wq), rows(*work.dq), rows(*a.normed1));
-    k.linear_backward_input(rows(*work.d_normed), rows(*work.dv), w(TensorRole::wv), Output::overwrite);
-    k.linear_backward_input(rows(*work.d_normed), rows(*work.dk), w(TensorRole::wk), Output::accumulate);
-    k.linear_backward_input(rows(*work.d_normed), rows(*work.dq), w(TensorRole::wq), Output::accumulate);
-    k.rms_norm_backward(d, vector(dw(TensorRole::norm1)), work.inverse_rms->floats(), rows(*work.d_normed),
-                        rows(x), w(TensorRole::norm1), norm_epsilon);
+    k.rope(queries(work.dq), table(tables_.cosines), table(tables_.sines), bodies::Rotation::inverse);
+    k.rope(keys(work.dk), table(tables_.cosines), table(tables_.sines), bodies::Rotation::inverse);
+    k.linear_backward_weight(dw(TensorRole::wv), keys(work.dv), stream(*a.normed1));
+    k.linear_backward_weight(dw(TensorRole::wk), keys(work.dk), stream(*a.normed1));
+    k.linear_backward_weight(dw(TensorRole::wq), queries(work.dq), stream(*a.normed1));
+    const Matrix d_normed = stream(*work.d_normed);
+    k.linear_backward_input(d_normed, keys(work.dv), w(TensorRole::wv), Output::overwrite);
+    k.linear_backward_input(d_normed, keys(work.dk), w(TensorRole::wk), Output::accumulate);
+    k.linear_backward_input(d_normed, queries(work.dq), w(TensorRole::wq), Output::accumulate);
   }
 
   void embedding_backward(const Batch& batch, const GradientTable& gradients, const Buffer& dy) override {
-    kernels_.embedding_backward(gradients.at(0), rows(dy), batch.inputs);
+    kernels_.embedding_backward(gradients.at(0), stream(dy), batch.inputs);
   }
 
+  void copy(const Buffer& to, const Buffer& from) override {
+    kernels_.scaled_copy(flat(to), flat(from), 1.0F);
+  }
+  void add(const Buffer& to, const Buffer& from) override { kernels_.add(stream(to), stream(from)); }
+  void zero(const Buffer& buffer) override { kernels_.fill_zero(flat(buffer)); }
+
  private:
-  /// A buffer as one row per token.
-  [[nodiscard]] Matrix rows(const Buffer& buffer) const {
+  /// Rows of the residual stream's width, for all tokens or for this rank's.
+  [[nodiscard]] Matrix stream(const Buffer& buffer) const {
     const std::span<float> values = buffer.floats();
-    return {values.data(), tokens_, std::ssize(values) / tokens_};
+    return {values.data(), std::ssize(values) / dims_.hidden, dims_.hidden};
+  }
+  [[nodiscard]] Matrix of_tokens(const BufferRef& buffer, std::int64_t columns) const {
+    return {buffer->floats().data(), tokens_, columns};
+  }
+  [[nodiscard]] Matrix queries(const BufferRef& buffer) const {
+    return of_tokens(buffer, local_.heads * dims_.head_size());
+  }
+  [[nodiscard]] Matrix keys(const BufferRef& buffer) const {
+    return of_tokens(buffer, local_.kv_heads * dims_.head_size());
+  }
+  [[nodiscard]] Matrix inner(const BufferRef& buffer) const { return of_tokens(buffer, local_.ffn); }
+  [[nodiscard]] Matrix logits(const HeadActivations& a) const {
+    return of_tokens(a.logits, local_.vocab.count());
   }
   [[nodiscard]] Matrix table(const BufferRef& buffer) const {
     return {buffer->floats().data(), dims_.seq, dims_.head_size() / 2};
@@ -128,49 +181,103 @@ class RealMath final : public LayerMath {
   static kernels::TypedView flat(const Buffer& buffer) {
     return {buffer.data(), buffer.dtype(), buffer.elements().count(), 1};
   }
-  static std::span<float> vector(Matrix matrix) {
-    return {matrix.data, static_cast<std::size_t>(matrix.rows)};
+  [[nodiscard]] float mean_scale() const { return 1.0F / static_cast<float>(tokens_); }
+  static double sum_of(const BufferRef& losses) {
+    const std::span<float> values = losses->floats();
+    return std::accumulate(values.begin(), values.end(), 0.0);
   }
-  void copy(const Buffer& to, const Buffer& from) { kernels_.scaled_copy(flat(to), flat(from), 1.0F); }
 
   ModelDims dims_;
+  LocalDims local_;
   std::int64_t tokens_;
   kernels::AttentionShape attention_;
   kernels::Kernels& kernels_;
   RopeTables tables_;
 };
 
+/// Adds up what the pieces take and lets it pass when compute must be over.
 class TimedMath final : public LayerMath {
  public:
-  TimedMath(const ModelDims& dims, std::function<void(int, Direction)> run)
-      : head_layer_(dims.head_layer()), run_(std::move(run)) {}
+  TimedMath(const ModelDims& dims, std::function<double(int, Direction)> seconds,
+            std::function<void(double)> pass)
+      : head_layer_(dims.head_layer()), seconds_(std::move(seconds)), pass_(std::move(pass)) {
+    const auto h = static_cast<double>(dims.hidden);
+    const auto kv = static_cast<double>(dims.kv_width());
+    const auto ffn = static_cast<double>(dims.ffn);
+    // FLOPs per token of a block's forward (layer_flops); attention counts 4 h s whole.
+    const double attention = 2.0 * h * (h + 2.0 * kv) + 4.0 * h * static_cast<double>(dims.seq);
+    const double attention_output = 2.0 * h * h;
+    const double mlp = 4.0 * h * ffn;
+    const double mlp_output = 2.0 * h * ffn;
+    const double all = attention + attention_output + mlp + mlp_output;
+    attention_ = attention / all;
+    attention_output_ = attention_output / all;
+    mlp_ = mlp / all;
+    mlp_output_ = mlp_output / all;
+  }
 
   void embedding_forward(const Batch&, const WeightTable&, const Buffer&) override {
-    run_(0, Direction::forward);
+    due_ += seconds_(0, Direction::forward);
   }
-  void block_forward(int layer, const WeightTable&, const Buffer&, const BlockActivations&,
+  void norm_forward(int, const WeightTable&, const Buffer&, const Buffer&) override {}
+  void attention_forward(int layer, const WeightTable&, const BlockActivations&) override {
+    due_ += attention_ * seconds_(layer, Direction::forward);
+  }
+  void attention_output(int layer, const WeightTable&, const BlockActivations&, const Buffer&,
+                        Output) override {
+    due_ += attention_output_ * seconds_(layer, Direction::forward);
+  }
+  void mlp_forward(int layer, const WeightTable&, const BlockActivations&) override {
+    due_ += mlp_ * seconds_(layer, Direction::forward);
+  }
+  void mlp_output(int layer, const WeightTable&, const BlockActivations&, const Buffer&, Output) override {
+    due_ += mlp_output_ * seconds_(layer, Direction::forward);
+  }
+  void logits_forward(const WeightTable&, const HeadActivations&) override {
+    due_ += seconds_(head_layer_, Direction::forward);
+  }
+  double loss(const Batch&, const HeadActivations&) override { return no_loss; }
+  void largest_logits(const HeadActivations&, const RowStatistics&) override {}
+  void exponentials(const Batch&, const HeadActivations&, const RowStatistics&) override {}
+  double loss(const Batch&, const HeadActivations&, const RowStatistics&) override { return no_loss; }
+
+  void head_backward(const WeightTable&, const GradientTable&, const HeadActivations&,
                      const Buffer&) override {
-    run_(layer, Direction::forward);
+    due_ += seconds_(head_layer_, Direction::backward);
   }
-  double head_forward(const Batch&, const WeightTable&, const Buffer&, const HeadActivations&) override {
-    run_(head_layer_, Direction::forward);
-    return std::numeric_limits<double>::quiet_NaN();
+  void norm_backward(int, const WeightTable&, const GradientTable&, const Buffer&, const Buffer&,
+                     const Buffer&, const Buffer&) override {}
+  void mlp_backward(int layer, const WeightTable&, const GradientTable&, const Buffer&,
+                    const BlockActivations&, const BlockWorkspace&) override {
+    due_ += (mlp_ + mlp_output_) * seconds_(layer, Direction::backward);
   }
-  void head_backward(const WeightTable&, const GradientTable&, const Buffer&, const HeadActivations&,
-                     const HeadWorkspace&, const Buffer&) override {
-    run_(head_layer_, Direction::backward);
-  }
-  void block_backward(int layer, const WeightTable&, const GradientTable&, const Buffer&,
-                      const BlockActivations&, const BlockWorkspace&, const Buffer&) override {
-    run_(layer, Direction::backward);
+  void attention_backward(int layer, const WeightTable&, const GradientTable&, const Buffer&,
+                          const BlockActivations&, const BlockWorkspace&) override {
+    due_ += (attention_ + attention_output_) * seconds_(layer, Direction::backward);
   }
   void embedding_backward(const Batch&, const GradientTable&, const Buffer&) override {
-    run_(0, Direction::backward);
+    due_ += seconds_(0, Direction::backward);
+  }
+
+  void copy(const Buffer&, const Buffer&) override {}
+  void add(const Buffer&, const Buffer&) override {}
+  void zero(const Buffer&) override {}
+
+  void settle() override {
+    if (due_ > 0.0) pass_(std::exchange(due_, 0.0));
   }
 
  private:
+  static constexpr double no_loss = std::numeric_limits<double>::quiet_NaN();
+
   int head_layer_;
-  std::function<void(int, Direction)> run_;
+  std::function<double(int, Direction)> seconds_;
+  std::function<void(double)> pass_;
+  double attention_ = 0.0;  ///< shares of a block
+  double attention_output_ = 0.0;
+  double mlp_ = 0.0;
+  double mlp_output_ = 0.0;
+  double due_ = 0.0;  ///< seconds not yet passed
 };
 
 }  // namespace
@@ -181,13 +288,16 @@ RopeTables allocate_rope_tables(const ModelDims& dims, Memory& memory, Backing b
           .sines = memory.allocate(Category::workspace, DType::fp32, size, backing)};
 }
 
-std::unique_ptr<LayerMath> make_real_math(const ModelDims& dims, std::int64_t micro_batch, RopeTables tables,
+std::unique_ptr<LayerMath> make_real_math(const ModelDims& dims, const LocalDims& local,
+                                          std::int64_t micro_batch, RopeTables tables,
                                           kernels::Kernels& kernels) {
-  return std::make_unique<RealMath>(dims, micro_batch, std::move(tables), kernels);
+  return std::make_unique<RealMath>(dims, local, micro_batch, std::move(tables), kernels);
 }
 
-std::unique_ptr<LayerMath> make_timed_math(const ModelDims& dims, std::function<void(int, Direction)> run) {
-  return std::make_unique<TimedMath>(dims, std::move(run));
+std::unique_ptr<LayerMath> make_timed_math(const ModelDims& dims,
+                                           std::function<double(int, Direction)> seconds,
+                                           std::function<void(double)> pass) {
+  return std::make_unique<TimedMath>(dims, std::move(seconds), std::move(pass));
 }
 
 }  // namespace shardbench

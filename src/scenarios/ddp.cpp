@@ -8,39 +8,42 @@
 // PyTorch's DistributedDataParallel: 1 MiB first, then 25 MiB, in reverse declaration order.
 #include "src/scenario.hpp"
 #include "src/train/gradient_buckets.hpp"
+#include "src/train/layer_gradients.hpp"
 #include "src/train/optimizer_step.hpp"
 
 namespace shardbench {
 namespace {
-
-constexpr Bytes mebibyte(1 << 20);
 
 class Ddp final : public Scenario {
  public:
   explicit Ddp(TrainContext& context)
       : context_(context),
         dp_(make_data_parallel_communicators(context).reduce),
-        state_(context, whole_tensors(context.tensors)),
+        buckets_(make_buckets(context.tensors, context.options.reduce_dtype, first_cap(context.options),
+                              bucket_cap(context.options))),
+        layouts_(make_layouts<Bucket>(Layout::flat, buckets_, context.tensors, 1)),
+        state_(context, everything()),
         weights_(context.tensors.size()),
-        gradients_(context, state_),
-        buckets_(context, dp_, state_, make_ddp_buckets(context),
-                 1.0 / static_cast<double>(context.options.grad_accum * dp_.size())) {
-    for (const Slice& slice : state_.slices()) {
+        layer_gradients_(context),
+        accumulated_(context, state_),
+        reductions_(context, dp_, Collective::all_reduce, buckets_, layouts_, state_,
+                    1.0 / static_cast<double>(context.options.grad_accum * dp_.size())) {
+    for (const Slice& slice : state_.owned()) {
       const TensorInfo& tensor = context.tensors[static_cast<std::size_t>(slice.tensor)];
-      weights_.set(slice.tensor, view(state_.parameters(), slice.offset, tensor.rows, tensor.columns));
+      weights_.set(slice.tensor, view(*state_.parameters(), slice.offset, tensor.rows, tensor.columns));
     }
   }
 
   void forward_backward(int step) override {
     loss_sum_ = 0.0;
-    gradients_.begin_step();
+    accumulated_.begin_step();
     for (int micro = 0; micro < context_.options.grad_accum; ++micro) {
-      context_.decoder.load_batch(step, first_sequence(context_.options, dp_.rank(), micro));
+      context_.decoder.load_batch(step, first_sequence(context_, micro));
       forward(micro);
       backward(micro);
       loss_sum_ += context_.decoder.loss_sum();
     }
-    buckets_.wait();
+    reductions_.wait();
   }
 
   void optimizer_step() override {
@@ -55,7 +58,7 @@ class Ddp final : public Scenario {
   [[nodiscard]] double gradient_squares() const override { return gradient_squares_; }
   [[nodiscard]] double loss_sum() const override { return loss_sum_; }
   [[nodiscard]] ExpectedLedger expected() const override {
-    return expected_ddp(context_.options, context_.tensors, std::ssize(buckets_.buckets()), dp_.size());
+    return expected_ddp(context_.options, context_.tensors, std::ssize(buckets_), dp_.size());
   }
 
  private:
@@ -71,28 +74,34 @@ class Ddp final : public Scenario {
     context_.recorder.enter(Phase::backward, micro);
     const bool last = micro + 1 == context_.options.grad_accum;
     for (int layer = context_.dims().head_layer(); layer >= 0; --layer) {
-      gradients_.open(layer);
+      layer_gradients_.open(layer);
       {
         const auto span = context_.recorder.compute({.layer = layer});
-        context_.decoder.backward(layer, weights_, gradients_.gradients());
-        gradients_.add_to_resting(layer);
+        context_.decoder.backward(layer, weights_, layer_gradients_.gradients());
+        accumulated_.add(layer, layer_gradients_);
       }
-      if (last) buckets_.reduce_completed(layer);
+      if (last) reductions_.add_final(layer, accumulated_.source(), ResidentState::Accumulate::replace);
     }
   }
 
-  static std::vector<Bucket> make_ddp_buckets(const TrainContext& context) {
-    const Bytes cap = context.options.bucket_mb * mebibyte;
-    const Bytes first_cap = context.options.bucket_mb == default_bucket_mb ? mebibyte : cap;
-    return make_buckets(context.tensors, context.options.reduce_dtype, first_cap, cap);
+  [[nodiscard]] Residence everything() const {
+    const std::vector<Slice> all = resident_slices(layouts_, 0);
+    return {.owned = all, .parameters = hold_owned(all), .gradients = hold_owned(all)};
+  }
+
+  static Bytes first_cap(const Options& options) {
+    return options.bucket_mb == default_bucket_mb ? Bytes(1 << 20) : bucket_cap(options);
   }
 
   TrainContext& context_;
   TracedCommunicator dp_;
+  std::vector<Bucket> buckets_;
+  std::vector<GroupLayout> layouts_;
   ResidentState state_;
   WeightTable weights_;
-  LayerGradients gradients_;
-  GradientBuckets buckets_;
+  LayerGradients layer_gradients_;
+  AccumulatedGradients accumulated_;
+  GradientBuckets reductions_;
   double loss_sum_ = 0.0;
   double gradient_squares_ = 0.0;
 };

@@ -6,11 +6,6 @@
 
 namespace shardbench {
 
-RowRange chunk_of(std::int64_t rows, int parts, int index) {
-  const std::int64_t chunk = ceil_div(rows, parts);
-  return {std::min(rows, chunk * index), std::min(rows, chunk * (index + 1))};
-}
-
 Elements total(std::span<const Slice> slices) {
   Elements sum;
   for (const Slice& slice : slices) sum += Elements(slice.count);
@@ -73,14 +68,34 @@ std::vector<Slice> resident_slices(std::span<const GroupLayout> groups, int part
   return result;
 }
 
-std::vector<Slice> whole_tensors(std::span<const TensorInfo> tensors) {
+std::vector<Slice> whole_tensors(std::span<const GroupLayout> groups, Padding padding) {
   std::vector<Slice> result;
   std::int64_t offset = 0;
-  for (const TensorInfo& t : tensors) {
-    result.push_back({t.index, 0, t.elements().count(), offset});
-    offset += t.elements().count();
+  for (const GroupLayout& group : groups) {
+    SHARDBENCH_ASSERT(group.in_place());
+    for (Slice slice : group.whole()) {
+      slice.offset += offset;
+      result.push_back(slice);
+    }
+    offset += (padding == Padding::included ? group.gathered() : group.real()).count();
   }
   return result;
+}
+
+Holding hold_owned(std::span<const Slice> owned) {
+  Holding holding{.size = total(owned), .held = {owned.begin(), owned.end()}, .owned_at = {}};
+  for (const Slice& slice : owned) holding.owned_at.push_back(slice.offset);
+  return holding;
+}
+
+Holding hold_whole(std::span<const GroupLayout> groups, int part, Padding padding) {
+  Holding holding{.size = {}, .held = whole_tensors(groups, padding), .owned_at = {}};
+  for (const GroupLayout& group : groups) {
+    const std::int64_t block = holding.size.count() + part * group.block().count();
+    for (const Slice& slice : group.slices(part)) holding.owned_at.push_back(block + slice.offset);
+    holding.size += padding == Padding::included ? group.gathered() : group.real();
+  }
+  return holding;
 }
 
 std::vector<Bucket> make_buckets(std::span<const TensorInfo> tensors, DType dtype, Bytes first_cap,

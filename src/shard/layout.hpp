@@ -9,18 +9,6 @@
 
 namespace shardbench {
 
-/// Rows [begin, end).
-struct RowRange {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  [[nodiscard]] std::int64_t count() const { return end - begin; }
-  bool operator==(const RowRange&) const = default;
-};
-
-/// The part of `rows` that chunk `index` of `parts` holds: ceil(rows/parts) rows each, later chunks may be
-/// short or empty (torch.chunk's rule, with the empty ones kept).
-RowRange chunk_of(std::int64_t rows, int parts, int index);
-
 /// Elements [begin, begin + count) of a tensor, stored at `offset` of some buffer.
 struct Slice {
   int tensor = 0;
@@ -30,6 +18,21 @@ struct Slice {
   bool operator==(const Slice&) const = default;
 };
 Elements total(std::span<const Slice> slices);
+
+/// Where one kind of state (parameters, gradients) lies in its buffer.
+struct Holding {
+  Elements size;                       ///< of the buffer, padding included
+  std::vector<Slice> held;             ///< every range in it
+  std::vector<std::int64_t> owned_at;  ///< offset of each owned range
+};
+
+/// What rests on a rank. Of the ranges it owns it keeps the optimizer state; parameters and gradients may
+/// rest there for more than that.
+struct Residence {
+  std::vector<Slice> owned;  ///< packed densely
+  Holding parameters;
+  Holding gradients;
+};
 
 enum class Layout {
   per_parameter,  ///< FSDP2: dim 0 of each tensor in ceil chunks
@@ -67,8 +70,12 @@ class GroupLayout {
 /// Part `part` of every group in turn, packed densely: what a rank keeps resident.
 std::vector<Slice> resident_slices(std::span<const GroupLayout> groups, int part);
 
-/// Every tensor whole, packed densely in declaration order.
-std::vector<Slice> whole_tensors(std::span<const TensorInfo> tensors);
+/// Whether each group's padding is kept between it and the next.
+enum class Padding { none, included };
+
+/// Every tensor whole, group after group; with Padding::included each group takes up its gathered size. Only
+/// for layouts that are in place.
+std::vector<Slice> whole_tensors(std::span<const GroupLayout> groups, Padding padding);
 
 /// Gradients that are reduced together, by tensor index in reverse declaration order.
 struct Bucket {
@@ -81,6 +88,11 @@ struct Bucket {
 /// (`first_cap` for the first), so it overshoots rather than split a tensor.
 std::vector<Bucket> make_buckets(std::span<const TensorInfo> tensors, DType dtype, Bytes first_cap,
                                  Bytes cap);
+
+/// Only what is owned (DDP, where that is everything, and ZeRO-3).
+Holding hold_owned(std::span<const Slice> owned);
+/// Every tensor of `groups`, of which this rank owns part `part`.
+Holding hold_whole(std::span<const GroupLayout> groups, int part, Padding padding);
 
 /// Tensors that are gathered together.
 struct Group {
@@ -99,5 +111,18 @@ struct Grouping {
 };
 /// Tied weights need Wrap::root: otherwise the shared tensor would be in two groups.
 Grouping make_grouping(const ModelDims& dims, Wrap wrap);
+
+/// The layouts of groups or buckets.
+template <class Set>
+std::vector<GroupLayout> make_layouts(Layout layout, std::span<const Set> sets,
+                                      std::span<const TensorInfo> tensors, int parts) {
+  std::vector<GroupLayout> layouts;
+  for (const Set& set : sets) {
+    std::vector<TensorInfo> members;
+    for (const int tensor : set.tensors) members.push_back(tensors[static_cast<std::size_t>(tensor)]);
+    layouts.emplace_back(layout, members, parts);
+  }
+  return layouts;
+}
 
 }  // namespace shardbench

@@ -64,9 +64,27 @@ void Recorder::enter(Phase phase, int micro) {
 }
 
 Recorder::Span::Span(Recorder& recorder, EventKind kind, Subject subject)
-    : recorder_(recorder), kind_(kind), subject_(subject), start_s_(recorder.now()) {}
+    : recorder_(recorder), kind_(kind), subject_(subject) {
+  open();
+}
 
-Recorder::Span::~Span() {
+Recorder::Span::~Span() { close(); }
+
+Recorder::Interruption::Interruption(Recorder& recorder) : span_(recorder.open_compute_) {
+  if (span_ != nullptr) span_->close();
+}
+
+Recorder::Interruption::~Interruption() {
+  if (span_ != nullptr) span_->open();
+}
+
+void Recorder::Span::open() {
+  if (kind_ == EventKind::compute) recorder_.open_compute_ = this;
+  start_s_ = recorder_.now();
+}
+
+void Recorder::Span::close() {
+  if (kind_ == EventKind::compute) recorder_.open_compute_ = nullptr;
   const double end_s = recorder_.now();
   recorder_.add(kind_, end_s - start_s_);
   if (recorder_.level_ != TraceLevel::events) return;

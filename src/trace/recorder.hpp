@@ -130,11 +130,28 @@ class Recorder {
     ~Span();
 
    private:
+    friend class Recorder;
+    void close();
+    void open();
+
     Recorder& recorder_;
     EventKind kind_;
     Subject subject_;
-    double start_s_;
+    double start_s_ = 0.0;
   };
+  /// Communication in the middle of a layer's compute: the open compute span ends where this begins, and a
+  /// further one of the same subject begins where it ends. Nothing happens where no compute is recorded.
+  class Interruption {
+   public:
+    explicit Interruption(Recorder& recorder);
+    Interruption(const Interruption&) = delete;
+    Interruption& operator=(const Interruption&) = delete;
+    ~Interruption();
+
+   private:
+    Span* span_;
+  };
+  [[nodiscard]] Interruption interrupt_compute() { return Interruption(*this); }
   /// Compute of a layer; counts as optimizer time in the optimizer phase. Spans do not nest.
   [[nodiscard]] Span compute(Subject subject) { return {*this, EventKind::compute, subject}; }
   [[nodiscard]] Span copy_in(Subject subject) { return {*this, EventKind::copy_in, subject}; }
@@ -182,6 +199,7 @@ class Recorder {
   StepRecord step_;
   StepTotals totals_;
   bool rehearsal_ = false;
+  Span* open_compute_ = nullptr;
   std::vector<Event> events_;  ///< in issue order
   std::map<std::size_t, InFlightEvent> in_flight_;
   std::size_t next_id_ = 0;

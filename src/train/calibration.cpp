@@ -84,8 +84,9 @@ ComputeTimes times_at(const ModelDims& dims, std::int64_t tokens, double flops) 
 
 std::vector<CalibrationRow> summarise_rehearsal(const ModelDims& dims, std::span<const Event> events) {
   struct Samples {
-    std::vector<double> compute;
-    std::map<std::tuple<int, int, int>, double> communication;  // by step, micro-batch, layer or bucket
+    // By step, micro-batch, layer or bucket.
+    std::map<std::tuple<int, int, int>, double> compute;
+    std::map<std::tuple<int, int, int>, double> communication;
   };
   struct Place {
     std::string kind;
@@ -104,20 +105,20 @@ std::vector<CalibrationRow> summarise_rehearsal(const ModelDims& dims, std::span
       place.layer = kind == LayerKind::block ? 1 : event.subject.layer;
     }
     Samples& samples = places[place];
-    if (compute) {
-      samples.compute.push_back(event.end_s - event.start_s);
-    } else {
-      // A layer's reduce-scatter and all-gather in one direction add up; repetitions do not.
-      const int subject = std::max(event.subject.layer, event.subject.bucket);
-      samples.communication[{event.step, event.micro, subject}] += event.end_s - event.start_s;
-    }
+    // A layer's stretches of compute and its collectives in one direction add up; repetitions do not.
+    const int subject = std::max(event.subject.layer, event.subject.bucket);
+    (compute ? samples.compute : samples.communication)[{event.step, event.micro, subject}] +=
+        event.end_s - event.start_s;
   }
   std::vector<CalibrationRow> rows;
   for (const auto& [place, samples] : places) {
-    std::vector<double> communication;
-    for (const auto& [where, seconds] : samples.communication) communication.push_back(seconds);
+    const auto typical = [](const std::map<std::tuple<int, int, int>, double>& sums) {
+      std::vector<double> values;
+      for (const auto& [where, seconds] : sums) values.push_back(seconds);
+      return median(std::move(values));
+    };
     rows.push_back(
-        {place.kind, place.layer, place.direction, median(samples.compute), median(communication)});
+        {place.kind, place.layer, place.direction, typical(samples.compute), typical(samples.communication)});
   }
   return rows;
 }

@@ -51,13 +51,13 @@ struct Deviation {
   double expected = 0.0;
 };
 
-using ValueAt = std::function<double(const Slice&, std::int64_t)>;
-
 /// What is compared with the reference, and how.
 struct Comparison {
   std::string what;
-  ValueAt found;
-  ValueAt origin;  ///< errors are relative to the distance from here
+  /// Element of an owned range.
+  std::function<double(std::size_t owned, std::int64_t element)> found;
+  /// Element of a declared tensor: errors are relative to the distance from here.
+  std::function<double(const TensorInfo& tensor, std::int64_t element)> origin;
   double tolerance;
 };
 
@@ -66,17 +66,17 @@ struct Comparison {
 /// The unsharded training run.
 class ReferenceCheck::Reference {
  public:
-  Reference(const TrainContext& context, int dp)
+  explicit Reference(const TrainContext& context)
       : options_(context.options),
-        tensors_(context.tensors),
-        micro_batches_(context.options.grad_accum * dp),
+        tensors_(declare_tensors(context.dims())),
+        micro_batches_(context.options.grad_accum * context.mesh.dp),
         decoder_(
             {.dims = context.dims(),
              .micro_batch = context.options.micro_batch,
              .seed = context.options.seed,
              .backing = Backing::memory},
             memory_,
-            make_real_math(context.dims(), context.options.micro_batch,
+            make_real_math(context.dims(), local_dims(context.dims(), 1, 0), context.options.micro_batch,
                            allocate_rope_tables(context.dims(), memory_, Backing::memory), context.kernels)),
         weights_(tensors_.size()),
         gradient_views_(tensors_.size()) {
@@ -161,7 +161,7 @@ class ReferenceCheck::Reference {
   }
 
   const Options& options_;
-  const std::vector<TensorInfo>& tensors_;
+  std::vector<TensorInfo> tensors_;
   std::int64_t micro_batches_;
   Memory memory_;  // its own: the reference is not part of what the run holds
   Decoder decoder_;
@@ -174,9 +174,9 @@ class ReferenceCheck::Reference {
 
 namespace {
 
-/// Sends rank 0's tensors around, one at a time, and compares this rank's slices with them. Collective; every
-/// rank returns the same verdict.
-std::optional<std::string> compare(const TrainContext& context, const std::vector<Slice>& slices,
+/// Sends rank 0's tensors around, one at a time, and compares this rank's owned ranges with them. Collective;
+/// every rank returns the same verdict.
+std::optional<std::string> compare(const TrainContext& context, const std::vector<Slice>& owned,
                                    const std::vector<std::vector<float>>* reference,
                                    const Comparison& comparison) {
   ControlChannel& control = context.world.control();
@@ -184,7 +184,8 @@ std::optional<std::string> compare(const TrainContext& context, const std::vecto
   std::vector<double> squares(2 *
                               context.tensors.size());  // by tensor: of errors, of distances from the origin
   Deviation worst;
-  for (const TensorInfo& tensor : context.tensors) {
+  const std::vector<TensorInfo> declared = declare_tensors(context.dims());
+  for (const TensorInfo& tensor : declared) {
     const auto t = static_cast<std::size_t>(tensor.index);
     std::vector<std::byte> message;
     if (reference != nullptr) {
@@ -192,26 +193,27 @@ std::optional<std::string> compare(const TrainContext& context, const std::vecto
       message.assign(bytes.begin(), bytes.end());
     }
     const auto expected = from_message<float>(broadcast(control, std::move(message)));
-    const Slice whole{.tensor = tensor.index, .begin = 0, .count = std::ssize(expected), .offset = 0};
     double mean_square = 0.0;
-    for (std::int64_t i = 0; i < whole.count; ++i) {
+    for (std::size_t i = 0; i < expected.size(); ++i) {
       const double distance =
-          static_cast<double>(expected[static_cast<std::size_t>(i)]) - comparison.origin(whole, i);
-      mean_square += distance * distance / static_cast<double>(whole.count);
+          static_cast<double>(expected[i]) - comparison.origin(tensor, static_cast<std::int64_t>(i));
+      mean_square += distance * distance / static_cast<double>(expected.size());
     }
-    for (const Slice& slice : slices) {
+    for (std::size_t range = 0; range < owned.size(); ++range) {
+      const Slice& slice = owned[range];
       if (slice.tensor != tensor.index) continue;
       for (std::int64_t i = 0; i < slice.count; ++i) {
-        const auto e = static_cast<double>(expected[static_cast<std::size_t>(slice.begin + i)]);
-        const double found = comparison.found(slice, i);
-        const double distance = e - comparison.origin(slice, i);
+        const std::int64_t element = context.tensors[t].declared_element(slice.begin + i);
+        const auto e = static_cast<double>(expected[static_cast<std::size_t>(element)]);
+        const double found = comparison.found(range, i);
+        const double distance = e - comparison.origin(tensor, element);
         const double error = std::abs(found - e);
         squares[2 * t] += error * error;
         squares[2 * t + 1] += distance * distance;
         const double allowed = element_tolerance * (std::sqrt(mean_square) + std::abs(distance)) + 1e-30;
         const double excess = std::isfinite(found) ? error / allowed : INFINITY;
         if (worst.tensor < 0 || excess > worst.excess)
-          worst = {excess, tensor.index, control.rank(), slice.begin + i, found, e};
+          worst = {excess, tensor.index, control.rank(), element, found, e};
       }
     }
   }
@@ -240,29 +242,29 @@ std::optional<std::string> compare(const TrainContext& context, const std::vecto
 
 }  // namespace
 
-ReferenceCheck::ReferenceCheck(const TrainContext& context, int dp)
+ReferenceCheck::ReferenceCheck(const TrainContext& context)
     : context_(context),
-      gradient_tolerance_(gradient_tolerance(context.options, dp)),
-      master_tolerance_(master_tolerance(context.options, dp)) {
-  if (context.world.rank() == 0) reference_ = std::make_unique<Reference>(context, dp);
+      gradient_tolerance_(gradient_tolerance(context.options, context.mesh.dp)),
+      master_tolerance_(master_tolerance(context.options, context.mesh.dp)) {
+  if (context.world.rank() == 0) reference_ = std::make_unique<Reference>(context);
 }
 
 ReferenceCheck::~ReferenceCheck() = default;
 
 std::optional<std::string> ReferenceCheck::compare_step(int step, Scenario& scenario) {
   if (reference_) reference_->compute_gradients(step);
-  const Buffer& gradients = scenario.state().gradients();
-  const auto value_at = [&gradients](const Slice& slice, std::int64_t i) {
-    const std::int64_t at = slice.offset + i;
+  const ResidentState& state = scenario.state();
+  const auto value_at = [&state](std::size_t owned, std::int64_t i) {
+    const kernels::TypedView gradient = state.gradient(owned);
     return static_cast<double>(
-        gradients.dtype() == DType::fp32
-            ? reinterpret_cast<const float*>(gradients.data())[at]
-            : bodies::widen(reinterpret_cast<const bodies::BFloat16*>(gradients.data())[at]));
+        gradient.dtype == DType::fp32
+            ? reinterpret_cast<const float*>(gradient.data)[i]
+            : bodies::widen(reinterpret_cast<const bodies::BFloat16*>(gradient.data)[i]));
   };
-  auto failure = compare(context_, scenario.state().slices(), reference_ ? &reference_->gradients : nullptr,
+  auto failure = compare(context_, state.owned(), reference_ ? &reference_->gradients : nullptr,
                          {.what = fmt::format("step {}: the gradient", step),
                           .found = value_at,
-                          .origin = [](const Slice&, std::int64_t) { return 0.0; },
+                          .origin = [](const TensorInfo&, std::int64_t) { return 0.0; },
                           .tolerance = std::min(loosest_gradient, gradient_tolerance_ * growth(step))});
   last_step_ = step;
   if (reference_) reference_->update(step + 1);
@@ -270,14 +272,14 @@ std::optional<std::string> ReferenceCheck::compare_step(int step, Scenario& scen
 }
 
 std::optional<std::string> ReferenceCheck::compare_masters(Scenario& scenario) {
-  const auto value_at = [&scenario](const Slice& slice, std::int64_t i) {
-    return static_cast<double>(scenario.state().masters(slice)[static_cast<std::size_t>(i)]);
+  const ResidentState& state = scenario.state();
+  const auto value_at = [&state](std::size_t owned, std::int64_t i) {
+    return static_cast<double>(state.masters(owned)[static_cast<std::size_t>(i)]);
   };
-  const auto initial = [this](const Slice& slice, std::int64_t i) {
-    return static_cast<double>(initial_value(
-        context_.options.seed, context_.tensors[static_cast<std::size_t>(slice.tensor)], slice.begin + i));
+  const auto initial = [this](const TensorInfo& tensor, std::int64_t element) {
+    return static_cast<double>(initial_value(context_.options.seed, tensor, element));
   };
-  return compare(context_, scenario.state().slices(), reference_ ? &reference_->masters : nullptr,
+  return compare(context_, state.owned(), reference_ ? &reference_->masters : nullptr,
                  {.what = "the final master",
                   .found = value_at,
                   .origin = initial,

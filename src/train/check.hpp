@@ -15,7 +15,7 @@ namespace shardbench {
 /// collective.
 class ReferenceCheck {
  public:
-  ReferenceCheck(const TrainContext& context, int dp);
+  explicit ReferenceCheck(const TrainContext& context);
   ReferenceCheck(const ReferenceCheck&) = delete;
   ReferenceCheck& operator=(const ReferenceCheck&) = delete;
   ~ReferenceCheck();

@@ -6,6 +6,7 @@
 #include "kernels/kernels.hpp"
 #include "src/model/decoder.hpp"
 #include "src/options.hpp"
+#include "src/shard/mesh.hpp"
 #include "src/train/collectives.hpp"
 
 namespace shardbench {
@@ -17,7 +18,8 @@ struct TrainContext {
   Recorder& recorder;
   kernels::Kernels& kernels;
   Decoder& decoder;
-  const std::vector<TensorInfo>& tensors;
+  Mesh mesh;
+  const std::vector<TensorInfo>& tensors;  ///< as tensor parallelism leaves them to this rank
   Backing resident;    ///< of parameters, gradients and optimizer state: memory, or none with phantom payload
   Backing activation;  ///< of what compute writes: memory, or none when compute is only timed
   Backing message;     ///< of what collectives move: memory, aliased with phantom payload, none in a plan
@@ -27,9 +29,13 @@ struct TrainContext {
 };
 
 /// First global sequence of a micro-batch: data-parallel index d trains d*A*B ... (d+1)*A*B - 1.
-inline std::int64_t first_sequence(const Options& options, int dp_index, int micro) {
-  return (dp_index * options.grad_accum + micro) * options.micro_batch;
+inline std::int64_t first_sequence(const TrainContext& context, int micro) {
+  const Options& options = context.options;
+  return (context.mesh.dp_index * options.grad_accum + micro) * options.micro_batch;
 }
+
+/// When a gradient bucket closes.
+inline Bytes bucket_cap(const Options& options) { return Bytes(options.bucket_mb << 20); }
 
 /// The part of a buffer that a slice occupies.
 inline kernels::TypedView view(const Buffer& buffer, std::int64_t offset, std::int64_t rows,

@@ -34,7 +34,7 @@ void GatheredParameters::gather(int group) {
     const std::int64_t own_block = dp_.rank() * layout.block().count();
     std::int64_t offset = shard_offset_[g];
     for (const Slice& slice : layout.slices(dp_.rank())) {
-      copy_values(context_, *state.output, own_block + slice.offset, shards_.parameters(), offset,
+      copy_values(context_, *state.output, own_block + slice.offset, *shards_.parameters(), offset,
                   slice.count);
       offset += slice.count;
     }

@@ -6,90 +6,85 @@
 
 namespace shardbench {
 
-GradientBuckets::GradientBuckets(TrainContext& context, TracedCommunicator dp, ResidentState& whole,
-                                 std::vector<Bucket> buckets, double scale)
+GradientBuckets::GradientBuckets(TrainContext& context, TracedCommunicator dp, Collective collective,
+                                 const std::vector<Bucket>& buckets, const std::vector<GroupLayout>& layouts,
+                                 ResidentState& state, double scale)
     : context_(context),
       dp_(std::move(dp)),
-      whole_(whole),
-      buckets_(std::move(buckets)),
-      scale_(static_cast<float>(scale)) {}
-
-void GradientBuckets::reduce_completed(int layer) {
-  // Strictly in order: every rank must issue the same collectives in the same sequence.
-  while (next_ < std::ssize(buckets_) &&
-         buckets_[static_cast<std::size_t>(next_)].complete_after_layer >= layer)
-    start(next_++);
+      collective_(collective),
+      buckets_(buckets),
+      layouts_(layouts),
+      state_(state),
+      scale_(static_cast<float>(scale)),
+      bucket_of_tensor_(context.tensors.size()),
+      offset_in_bucket_(context.tensors.size()),
+      filling_(buckets.size()) {
+  std::size_t owned = 0;
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    for (const Slice& slice : layouts[b].whole()) {
+      bucket_of_tensor_[static_cast<std::size_t>(slice.tensor)] = static_cast<int>(b);
+      offset_in_bucket_[static_cast<std::size_t>(slice.tensor)] = slice.offset;
+    }
+    first_owned_.push_back(owned);
+    owned += layouts[b].slices(part()).size();
+  }
 }
 
-void GradientBuckets::start(int index) {
-  const Bucket& bucket = buckets_[static_cast<std::size_t>(index)];
-  const Subject subject{.bucket = index};
-  BufferRef buffer = context_.memory.allocate(Category::reduce_buffers, context_.options.reduce_dtype,
-                                              bucket.elements, context_.message);
-  {
-    const auto span = context_.recorder.copy_in(subject);
-    std::int64_t offset = 0;
-    for (const int tensor : bucket.tensors) {
-      const Slice& slice = whole_.slices()[static_cast<std::size_t>(tensor)];
-      copy_values(context_, *buffer, offset, whole_.gradients(), slice.offset, slice.count, scale_);
-      offset += slice.count;
-    }
+void GradientBuckets::add_final(int layer, const SourceOf& gradient_of, ResidentState::Accumulate mode) {
+  for (auto tensor = context_.tensors.rbegin(); tensor != context_.tensors.rend(); ++tensor)
+    if (tensor->layer == layer)
+      fill(bucket_of_tensor_[static_cast<std::size_t>(tensor->index)], tensor->index,
+           gradient_of(tensor->index));
+  // Every rank must issue the same collectives in the same sequence.
+  while (next_ < std::ssize(buckets_) &&
+         buckets_[static_cast<std::size_t>(next_)].complete_after_layer >= layer)
+    start(next_++, mode);
+}
+
+void GradientBuckets::fill(int bucket, int tensor, const Source& source) {
+  const auto b = static_cast<std::size_t>(bucket);
+  const auto t = static_cast<std::size_t>(tensor);
+  const GroupLayout& layout = layouts_[b];
+  const auto span = context_.recorder.copy_in({.bucket = bucket});
+  if (filling_[b] == nullptr) {
+    filling_[b] = context_.memory.allocate(Category::reduce_buffers, context_.options.reduce_dtype,
+                                           layout.gathered(), context_.message);
+    // Padding is summed too; what it held before must not turn into a signalling NaN on the way.
+    const std::int64_t padding = (layout.gathered() - layout.real()).count();
+    if (filling_[b]->holds_values() && padding > 0)
+      context_.kernels.fill_zero(view(*filling_[b], layout.real().count(), padding));
   }
-  InFlight collective = dp_.start(Collective::all_reduce, buffer, subject);
-  in_flight_.push_back({index, std::move(buffer), std::move(collective)});
+  copy_values(context_, *filling_[b], offset_in_bucket_[t], source.buffer, source.offset,
+              context_.tensors[t].elements().count(), scale_);
+}
+
+void GradientBuckets::start(int bucket, ResidentState::Accumulate mode) {
+  const auto b = static_cast<std::size_t>(bucket);
+  const bool waits =
+      collective_ == Collective::reduce_scatter && context_.options.rs_wait == ReduceScatterWait::next;
+  if (waits && !in_flight_.empty()) finish_oldest();
+  BufferRef buffer = std::exchange(filling_[b], nullptr);
+  InFlight collective = dp_.start(collective_, buffer, {.bucket = bucket});
+  in_flight_.push_back({bucket, std::move(buffer), std::move(collective), mode});
 }
 
 void GradientBuckets::wait() {
-  for (Reduction& reduction : in_flight_) {
-    reduction.collective.wait();
-    const auto span = context_.recorder.copy_out({.bucket = reduction.bucket});
-    std::int64_t offset = 0;
-    for (const int tensor : buckets_[static_cast<std::size_t>(reduction.bucket)].tensors) {
-      const Slice& slice = whole_.slices()[static_cast<std::size_t>(tensor)];
-      whole_.accumulate_gradient(slice, *reduction.buffer, offset, ResidentState::Accumulate::replace);
-      offset += slice.count;
-    }
-    reduction.buffer.reset();
-  }
   SHARDBENCH_ASSERT(next_ == std::ssize(buckets_));
-  in_flight_.clear();
   next_ = 0;
+  while (!in_flight_.empty()) finish_oldest();
 }
 
-LayerGradients::LayerGradients(TrainContext& context, ResidentState& whole)
-    : context_(context), whole_(whole), table_(context.tensors.size()) {
-  begin_step();
-}
-
-void LayerGradients::begin_step() {
-  mode_.assign(context_.tensors.size(), ResidentState::Accumulate::replace);
-}
-
-void LayerGradients::open(int layer) {
-  Elements size;
-  const std::vector<int> tensors = tensors_of_layer(context_.dims(), layer);
-  for (const int tensor : tensors) size += context_.tensors[static_cast<std::size_t>(tensor)].elements();
-  buffer_ = context_.memory.allocate(Category::gradients, DType::fp32, size, context_.activation);
-  if (buffer_->holds_values()) context_.kernels.fill_zero(view(*buffer_, 0, size.count()));
-  std::int64_t offset = 0;
-  for (const int index : tensors) {
-    const TensorInfo& tensor = context_.tensors[static_cast<std::size_t>(index)];
-    const auto values = view(*buffer_, offset, tensor.rows, tensor.columns);
-    table_.set(index, {reinterpret_cast<float*>(values.data), tensor.rows, tensor.columns});
-    offset += tensor.elements().count();
-  }
-}
-
-void LayerGradients::add_to_resting(int layer) {
-  std::int64_t offset = 0;
-  for (const int tensor : tensors_of_layer(context_.dims(), layer)) {
-    const auto t = static_cast<std::size_t>(tensor);
-    whole_.accumulate_gradient(whole_.slices()[t], *buffer_, offset, mode_[t]);
-    mode_[t] = ResidentState::Accumulate::add;
-    offset += whole_.slices()[t].count;
-    table_.clear(tensor);
-  }
-  buffer_.reset();
+void GradientBuckets::finish_oldest() {
+  Reduction reduction = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  reduction.collective.wait();
+  const auto b = static_cast<std::size_t>(reduction.bucket);
+  const auto span = context_.recorder.copy_out({.bucket = reduction.bucket});
+  const std::int64_t own_block = part() * layouts_[b].block().count();
+  std::size_t owned = first_owned_[b];
+  for (const Slice& slice : layouts_[b].slices(part()))
+    state_.accumulate_gradient(state_.residence().gradients.owned_at[owned++], slice.count, *reduction.buffer,
+                               own_block + slice.offset, reduction.mode);
 }
 
 }  // namespace shardbench

@@ -1,6 +1,8 @@
-// Flat gradient buckets: filled in reverse declaration order while backward runs.
+// Flat gradient buckets: filled in reverse declaration order while backward runs, reduced as they fill up.
 #pragma once
 
+#include <deque>
+#include <functional>
 #include <vector>
 
 #include "src/shard/layout.hpp"
@@ -8,18 +10,25 @@
 
 namespace shardbench {
 
-/// Averages the resting gradients over the data-parallel ranks, bucket by bucket, each as soon as backward
-/// has passed the last of its layers.
 class GradientBuckets {
  public:
-  /// `whole` holds every tensor's gradient. Values are multiplied by `scale` (1 / (A * dp)) on their way in.
-  GradientBuckets(TrainContext& context, TracedCommunicator dp, ResidentState& whole,
-                  std::vector<Bucket> buckets, double scale);
+  /// What a bucket goes through: an all-reduce, where `layouts` have one part, or a reduce-scatter, where
+  /// they have one part a rank. Values are multiplied by `scale` (1 / (A * dp)) on their way in.
+  GradientBuckets(TrainContext& context, TracedCommunicator dp, Collective collective,
+                  const std::vector<Bucket>& buckets, const std::vector<GroupLayout>& layouts,
+                  ResidentState& state, double scale);
 
-  [[nodiscard]] const std::vector<Bucket>& buckets() const { return buckets_; }
-  /// Starts the all-reduce of every bucket that is complete once `layer` has gone through backward.
-  void reduce_completed(int layer);
-  /// Waits for all buckets in order and stores the averages.
+  /// Where the gradient of a tensor is to be read.
+  struct Source {
+    const Buffer& buffer;
+    std::int64_t offset;
+  };
+  using SourceOf = std::function<Source(int tensor)>;
+  /// Backward has passed `layer`: copies the gradients that are now final into their buckets and starts the
+  /// reduction of each bucket that is full, strictly in order (a reduce-scatter after the one before has been
+  /// waited for, with --rs-wait next). Results go to the owned resting gradients, as `mode` says.
+  void add_final(int layer, const SourceOf& gradient_of, ResidentState::Accumulate mode);
+  /// Waits for all reductions in order and stores their results.
   void wait();
 
  private:
@@ -27,35 +36,27 @@ class GradientBuckets {
     int bucket;
     BufferRef buffer;
     InFlight collective;
+    ResidentState::Accumulate mode;
   };
-  void start(int index);
+
+  void fill(int bucket, int tensor, const Source& source);
+  void start(int bucket, ResidentState::Accumulate mode);
+  void finish_oldest();
+  [[nodiscard]] int part() const { return collective_ == Collective::all_reduce ? 0 : dp_.rank(); }
 
   TrainContext& context_;
   TracedCommunicator dp_;
-  ResidentState& whole_;
-  std::vector<Bucket> buckets_;
+  Collective collective_;
+  const std::vector<Bucket>& buckets_;
+  const std::vector<GroupLayout>& layouts_;
+  ResidentState& state_;
   float scale_;
+  std::vector<int> bucket_of_tensor_;
+  std::vector<std::int64_t> offset_in_bucket_;  ///< by tensor
+  std::vector<std::size_t> first_owned_;        ///< by bucket, into the owned ranges
+  std::vector<BufferRef> filling_;              ///< by bucket
+  std::deque<Reduction> in_flight_;
   int next_ = 0;
-  std::vector<Reduction> in_flight_;
-};
-
-/// fp32 gradients of one layer at a time, added into the resting gradients when the layer's backward is done.
-class LayerGradients {
- public:
-  LayerGradients(TrainContext& context, ResidentState& whole);
-
-  /// A new optimizer step: the first contribution to each tensor replaces what rested there.
-  void begin_step();
-  void open(int layer);
-  [[nodiscard]] const GradientTable& gradients() const { return table_; }
-  void add_to_resting(int layer);
-
- private:
-  TrainContext& context_;
-  ResidentState& whole_;
-  BufferRef buffer_;
-  GradientTable table_;
-  std::vector<ResidentState::Accumulate> mode_;
 };
 
 }  // namespace shardbench

@@ -87,8 +87,8 @@ void GradientReducer::finish(Reduction& reduction) {
   const std::int64_t own_block = dp_.rank() * layout.block().count();
   auto resident = static_cast<std::size_t>(first_slice_[g]);
   for (const Slice& slice : layout.slices(dp_.rank()))
-    shards_.accumulate_gradient(shards_.slices()[resident++], *reduction.buffer, own_block + slice.offset,
-                                reduction.mode);
+    shards_.accumulate_gradient(shards_.residence().gradients.owned_at[resident++], slice.count,
+                                *reduction.buffer, own_block + slice.offset, reduction.mode);
 }
 
 }  // namespace shardbench

@@ -48,8 +48,10 @@ std::optional<TracedCommunicator> make_clipping_communicator(TrainContext& conte
 }
 
 DataParallelCommunicators make_data_parallel_communicators(TrainContext& context) {
-  const auto first = all_ranks(context);
-  const auto second = context.options.communicators == 2 ? all_ranks(context) : first;
+  const std::vector<int> group = context.mesh.dp_group();
+  const std::shared_ptr<Communicator> first = context.world.communicator(group);
+  const std::shared_ptr<Communicator> second =
+      context.options.communicators == 2 ? context.world.communicator(group) : first;
   return {.gather = TracedCommunicator(first, Axis::dp, context.recorder),
           .reduce = TracedCommunicator(second, Axis::dp, context.recorder)};
 }

@@ -15,7 +15,7 @@ double clip_and_update(TrainContext& context, ResidentState& state, std::optiona
 /// The world communicator that clip_and_update needs when gradients are sharded; none without clipping.
 std::optional<TracedCommunicator> make_clipping_communicator(TrainContext& context);
 
-/// Communicators over all ranks as the data-parallel group: one for both directions, or two, so that
+/// Communicators over the data-parallel group: one for both directions, or two, so that
 /// all-gathers and reduce-scatters need not wait for each other.
 struct DataParallelCommunicators {
   TracedCommunicator gather;

@@ -32,7 +32,8 @@ nlohmann::ordered_json event_json(const Event& event) {
 
 std::string plan_json(Options options, const ScenarioDefinition& definition) {
   const int ranks = options.ranks.value_or(1);
-  resolve_batch(options, ranks);
+  resolve_mesh(options, ranks);
+  resolve_batch(options, options.dp);
   if (!options.calibration_file.empty())
     options.calibration_text = read_calibration_file(options.calibration_file);
   Memory memory;

@@ -47,8 +47,8 @@ void describe_run(TraceFile& file, const RunDescription& run) {
   const ModelDims& d = options.dims;
   file.set("scenario", run.scenario);
   file.set("world_size", world.size());
-  file.set("dp", world.size());
-  file.set("tp", 1);
+  file.set("dp", options.dp);
+  file.set("tp", options.tp);
   file.set("psi", parameter_count(d).count());
   file.set("backend", "mpi");
   file.set("compute", effective["compute"].get<std::string>());

@@ -26,6 +26,11 @@ BufferRef allocate_scratch(const Options& options, int threads, Memory& memory, 
                          purpose == Purpose::run ? Backing::memory : Backing::none);
 }
 
+Backing message_backing(const Options& options, Purpose purpose) {
+  if (purpose == Purpose::plan) return Backing::none;
+  return options.payload == Payload::phantom ? Backing::aliased : Backing::memory;
+}
+
 }  // namespace
 
 int thread_count(const Options& options, const Placement& placement) {
@@ -39,7 +44,9 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
       world_(world),
       memory_(memory),
       threads_(thread_count(options, world.placement())),
-      tensors_(declare_tensors(options.dims)),
+      mesh_(make_mesh(world.size(), options.tp, world.rank())),
+      message_(message_backing(options, purpose)),
+      tensors_(tensor_parallel_part(declare_tensors(options.dims), mesh_.tp, mesh_.tp_index)),
       scratch_(allocate_scratch(options, threads_, memory, purpose)),
       rope_tables_(options.compute == Compute::real
                        ? allocate_rope_tables(options.dims, memory,
@@ -50,6 +57,7 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
           scratch_ && scratch_->holds_values() ? scratch_->floats() : std::span<float>{},
           [&world] { world.poll(); })),
       recorder_(world, memory.tracker(), purpose == Purpose::plan ? TraceLevel::events : options.trace),
+      tensor_parallel_(make_tensor_parallel_group()),
       decoder_(make_decoder(purpose)) {
   const bool timed = options.compute == Compute::timed;
   const bool phantom = options.payload == Payload::phantom;
@@ -71,14 +79,20 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
                    .recorder = recorder_,
                    .kernels = *kernels_,
                    .decoder = *decoder_,
+                   .mesh = mesh_,
                    .tensors = tensors_,
                    .resident = planned || phantom ? Backing::none : Backing::memory,
                    .activation = planned || timed ? Backing::none : Backing::memory,
-                   .message = planned   ? Backing::none
-                              : phantom ? Backing::aliased
-                                        : Backing::memory,
+                   .message = message_,
                    .imitate_optimizer = std::move(imitate_optimizer)});
   scenario_ = definition.make(*context_);
+}
+
+std::unique_ptr<TracedTensorParallelGroup> RankSetup::make_tensor_parallel_group() {
+  if (mesh_.tp == 1) return nullptr;
+  return std::make_unique<TracedTensorParallelGroup>(
+      TracedCommunicator(world_.communicator(mesh_.tp_group()), Axis::tp, recorder_), recorder_, memory_,
+      *kernels_, options_.param_dtype, message_);
 }
 
 std::unique_ptr<Decoder> RankSetup::make_decoder(Purpose purpose) {
@@ -87,19 +101,24 @@ std::unique_ptr<Decoder> RankSetup::make_decoder(Purpose purpose) {
   const Decoder::Settings settings{.dims = dims,
                                    .micro_batch = options_.micro_batch,
                                    .seed = options_.seed,
-                                   .backing = computes ? Backing::memory : Backing::none};
+                                   .backing = computes ? Backing::memory : Backing::none,
+                                   .recompute = options_.recompute,
+                                   .group = tensor_parallel_.get(),
+                                   .sequence_parallel = options_.sequence_parallel};
   if (computes)
     return std::make_unique<Decoder>(settings, memory_,
-                                     make_real_math(dims, options_.micro_batch, rope_tables_, *kernels_));
+                                     make_real_math(dims, local_dims(dims, mesh_.tp, mesh_.tp_index),
+                                                    options_.micro_batch, rope_tables_, *kernels_));
   const ComputeTimes times = !options_.calibration_file.empty() ? parse_calibration(options_)
                              : options_.flops
-                                 ? times_at(dims, options_.micro_batch * dims.seq, *options_.flops)
+                                 ? times_at(dims, options_.micro_batch * dims.seq, *options_.flops * mesh_.tp)
                                  : ComputeTimes{};  // a plan of a real run: time stands still
-  return std::make_unique<Decoder>(
-      settings, memory_, make_timed_math(dims, [=, this](int layer, Direction direction) {
-        const auto kind = static_cast<std::size_t>(kind_of_layer(dims, layer));
-        imitate(direction == Direction::forward ? times.forward[kind] : times.backward[kind]);
-      }));
+  const auto seconds = [=](int layer, Direction direction) {
+    const auto kind = static_cast<std::size_t>(kind_of_layer(dims, layer));
+    return direction == Direction::forward ? times.forward[kind] : times.backward[kind];
+  };
+  return std::make_unique<Decoder>(settings, memory_,
+                                   make_timed_math(dims, seconds, [this](double s) { imitate(s); }));
 }
 
 void RankSetup::step(int index, bool warmup) {
@@ -113,8 +132,9 @@ void RankSetup::step(int index, bool warmup) {
              .optimizer = tracker.current(Category::optimizer)};
   }
   scenario_->optimizer_step();
-  StepRecord& record = recorder_.end_step(decoder_->tokens() * options_.grad_accum);
-  record.loss = scenario_->loss_sum();  // made global when the window is over
+  const bool counts_tokens = mesh_.tp_index == 0;  // the others train the same ones
+  StepRecord& record = recorder_.end_step(counts_tokens ? decoder_->tokens() * options_.grad_accum : 0);
+  record.loss = counts_tokens ? scenario_->loss_sum() : 0.0;  // made global when the window is over
   record.grad_norm = scenario_->gradient_squares();
 }
 

@@ -8,6 +8,7 @@
 #include "src/scenario.hpp"
 #include "src/trace/recorder.hpp"
 #include "src/train/context.hpp"
+#include "src/train/tensor_parallel.hpp"
 
 namespace shardbench {
 
@@ -34,6 +35,7 @@ class RankSetup {
   [[nodiscard]] std::vector<LedgerRow> ledger() const;
 
  private:
+  std::unique_ptr<TracedTensorParallelGroup> make_tensor_parallel_group();
   std::unique_ptr<Decoder> make_decoder(Purpose purpose);
   void imitate(double seconds) { world_.imitate_compute(seconds); }
 
@@ -41,11 +43,14 @@ class RankSetup {
   World& world_;
   Memory& memory_;
   int threads_;
+  Mesh mesh_;
+  Backing message_;
   std::vector<TensorInfo> tensors_;
   BufferRef scratch_;
   RopeTables rope_tables_;
   std::unique_ptr<kernels::Kernels> kernels_;
   Recorder recorder_;
+  std::unique_ptr<TracedTensorParallelGroup> tensor_parallel_;  ///< null where tp is 1
   std::unique_ptr<Decoder> decoder_;
   std::unique_ptr<TrainContext> context_;
   std::unique_ptr<Scenario> scenario_;

@@ -20,43 +20,54 @@ bodies::AdamW adamw_constants(const AdamWSettings& s, const TensorInfo& tensor, 
           .gradient_factor = static_cast<float>(gradient_factor)};
 }
 
-ResidentState::ResidentState(TrainContext& context, std::vector<Slice> slices)
-    : context_(context), slices_(std::move(slices)), size_(total(slices_)) {
+ResidentState::ResidentState(TrainContext& context, Residence residence)
+    : context_(context), residence_(std::move(residence)), owned_size_(total(residence_.owned)) {
   const Options& options = context.options;
-  const auto allocate = [&](Category category, DType dtype) {
-    return context.memory.allocate(category, dtype, size_, context.resident);
+  const auto allocate = [&](Category category, DType dtype, Elements size) {
+    return context.memory.allocate(category, dtype, size, context.resident);
   };
-  parameters_ = allocate(Category::parameters, options.param_dtype);
-  gradients_ = allocate(Category::gradients, options.param_dtype);
+  parameters_ = allocate(Category::parameters, options.param_dtype, residence_.parameters.size);
+  gradients_ = allocate(Category::gradients, options.param_dtype, residence_.gradients.size);
   if (options.fp32_grad_accum == Fp32Accumulation::on)
-    accumulator_ = allocate(Category::gradients, DType::fp32);
-  masters_ = options.param_dtype == DType::fp32 ? parameters_ : allocate(Category::optimizer, DType::fp32);
-  moment1_ = allocate(Category::optimizer, DType::fp32);
-  moment2_ = allocate(Category::optimizer, DType::fp32);
+    accumulator_ = allocate(Category::gradients, DType::fp32, residence_.gradients.size);
+  if (options.param_dtype != DType::fp32) masters_ = allocate(Category::optimizer, DType::fp32, owned_size_);
+  moment1_ = allocate(Category::optimizer, DType::fp32, owned_size_);
+  moment2_ = allocate(Category::optimizer, DType::fp32, owned_size_);
   if (holds_values()) initialise();
 }
 
 void ResidentState::initialise() {
   kernels::Kernels& k = context_.kernels;
-  for (const Slice& slice : slices_) {
+  for (const BufferRef& buffer : {parameters_, gradients_, moment1_, moment2_})
+    k.fill_zero(view(*buffer, 0, buffer->elements().count()));
+  if (accumulator_) k.fill_zero(view(*accumulator_, 0, accumulator_->elements().count()));
+
+  std::vector<float> values;
+  for (const Slice& slice : residence_.parameters.held) {
     const TensorInfo& tensor = context_.tensors[static_cast<std::size_t>(slice.tensor)];
-    const std::span<float> master = values(masters_, slice);
+    values.resize(static_cast<std::size_t>(slice.count));
     for (std::int64_t i = 0; i < slice.count; ++i)
-      master[static_cast<std::size_t>(i)] = initial_value(context_.options.seed, tensor, slice.begin + i);
+      values[static_cast<std::size_t>(i)] = initial_value(context_.options.seed, tensor, slice.begin + i);
+    k.scaled_copy(view(*parameters_, slice.offset, slice.count),
+                  {reinterpret_cast<std::byte*>(values.data()), DType::fp32, slice.count}, 1.0F);
   }
-  const std::int64_t n = size_.count();
-  if (masters_ != parameters_) k.scaled_copy(view(*parameters_, 0, n), view(*masters_, 0, n), 1.0F);
-  for (const BufferRef& buffer : {gradients_, moment1_, moment2_}) k.fill_zero(view(*buffer, 0, n));
-  if (accumulator_) k.fill_zero(view(*accumulator_, 0, n));
+  if (!masters_) return;
+  for (std::size_t i = 0; i < owned().size(); ++i) {
+    const Slice& slice = owned()[i];
+    const TensorInfo& tensor = context_.tensors[static_cast<std::size_t>(slice.tensor)];
+    const std::span<float> master = masters(i);
+    for (std::int64_t e = 0; e < slice.count; ++e)
+      master[static_cast<std::size_t>(e)] = initial_value(context_.options.seed, tensor, slice.begin + e);
+  }
 }
 
-void ResidentState::accumulate_gradient(const Slice& slice, const Buffer& source, std::int64_t source_offset,
-                                        Accumulate mode) {
+void ResidentState::accumulate_gradient(std::int64_t at, std::int64_t count, const Buffer& source,
+                                        std::int64_t source_offset, Accumulate mode) {
   if (!holds_values() || !source.holds_values()) return;
   kernels::Kernels& k = context_.kernels;
-  const auto from = view(source, source_offset, slice.count);
-  const auto resting = view(*gradients_, slice.offset, slice.count);
-  const auto sum = accumulator_ ? view(*accumulator_, slice.offset, slice.count) : resting;
+  const auto from = view(source, source_offset, count);
+  const auto resting = view(*gradients_, at, count);
+  const auto sum = accumulator_ ? view(*accumulator_, at, count) : resting;
   if (mode == Accumulate::replace) {
     k.scaled_copy(sum, from, 1.0F);
   } else {
@@ -65,31 +76,44 @@ void ResidentState::accumulate_gradient(const Slice& slice, const Buffer& source
   if (accumulator_) k.scaled_copy(resting, sum, 1.0F);
 }
 
+kernels::TypedView ResidentState::gradient(std::size_t owned) const {
+  return view(gradients(), residence_.gradients.owned_at[owned], residence_.owned[owned].count);
+}
+
 double ResidentState::gradient_squares() {
   if (!holds_values() || context_.imitate_optimizer) return std::numeric_limits<double>::quiet_NaN();
-  return context_.kernels.sum_of_squares(view(gradients(), 0, size_.count()));
+  double squares = 0.0;
+  for (std::size_t i = 0; i < owned().size(); ++i)
+    if (context_.tensors[static_cast<std::size_t>(owned()[i].tensor)].copy == Copy::primary)
+      squares += context_.kernels.sum_of_squares(gradient(i));
+  return squares;
 }
 
 void ResidentState::update(double gradient_factor) {
   ++updates_;
   if (context_.imitate_optimizer) {
-    context_.imitate_optimizer(size_);
+    context_.imitate_optimizer(owned_size_);
     return;
   }
-  for (const Slice& slice : slices_) {
+  const auto moments = [](const BufferRef& buffer, const Slice& slice) {
+    return buffer->floats().subspan(static_cast<std::size_t>(slice.offset),
+                                    static_cast<std::size_t>(slice.count));
+  };
+  for (std::size_t i = 0; i < owned().size(); ++i) {
+    const Slice& slice = owned()[i];
     const TensorInfo& tensor = context_.tensors[static_cast<std::size_t>(slice.tensor)];
-    context_.kernels.adamw(values(masters_, slice), values(moment1_, slice), values(moment2_, slice),
-                           view(*parameters_, slice.offset, slice.count),
-                           view(gradients(), slice.offset, slice.count),
+    context_.kernels.adamw(masters(i), moments(moment1_, slice), moments(moment2_, slice),
+                           view(*parameters_, residence_.parameters.owned_at[i], slice.count), gradient(i),
                            adamw_constants(AdamWSettings{}, tensor, updates_, gradient_factor));
   }
 }
 
-std::span<float> ResidentState::values(const BufferRef& buffer, const Slice& slice) const {
-  return buffer->floats().subspan(static_cast<std::size_t>(slice.offset),
-                                  static_cast<std::size_t>(slice.count));
+std::span<float> ResidentState::masters(std::size_t owned) const {
+  const Slice& slice = residence_.owned[owned];
+  const std::int64_t at = masters_ ? slice.offset : residence_.parameters.owned_at[owned];
+  return (masters_ ? masters_ : parameters_)
+      ->floats()
+      .subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(slice.count));
 }
-
-std::span<const float> ResidentState::masters(const Slice& slice) const { return values(masters_, slice); }
 
 }  // namespace shardbench

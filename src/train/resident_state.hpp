@@ -1,4 +1,4 @@
-// What a rank keeps between steps: its shards of parameters, gradients and optimizer state.
+// What a rank keeps between steps: parameters, gradients, and the optimizer state of what it owns.
 #pragma once
 
 #include <vector>
@@ -21,45 +21,47 @@ struct AdamWSettings {
 bodies::AdamW adamw_constants(const AdamWSettings& settings, const TensorInfo& tensor, std::int64_t update,
                               double gradient_factor);
 
-/// Slices of tensors held by this rank, with AdamW on them. Bytes per element held: parameters 2, gradients 2
-/// (+4 with fp32 accumulation), optimizer 12 in bf16; 4 + 4 + 8 in fp32, where the parameter is its own
-/// master.
+/// Resting state, with AdamW on the owned ranges. Bytes per element: parameters 2, gradients 2 (+4 with fp32
+/// accumulation), optimizer 12 in bf16; 4 + 4 + 8 in fp32, where the parameter is its own master.
 class ResidentState {
  public:
-  /// `slices` need offsets that pack them densely; masters start from the exact initial values.
-  ResidentState(TrainContext& context, std::vector<Slice> slices);
+  /// Parameters start from the exact initial values.
+  ResidentState(TrainContext& context, Residence residence);
 
-  [[nodiscard]] const std::vector<Slice>& slices() const { return slices_; }
-  [[nodiscard]] const Buffer& parameters() const { return *parameters_; }
+  /// The ranges that this rank updates.
+  [[nodiscard]] const std::vector<Slice>& owned() const { return residence_.owned; }
+  [[nodiscard]] const Residence& residence() const { return residence_; }
+  [[nodiscard]] const BufferRef& parameters() const { return parameters_; }
 
   enum class Accumulate { replace, add };
-  /// Adds reduced or local gradients of one slice into the resting ones, or replaces them (a step's first, an
+  /// Adds `count` reduced or local gradients into those resting at `at`, or replaces them (a step's first, an
   /// average).
-  void accumulate_gradient(const Slice& slice, const Buffer& source, std::int64_t source_offset,
-                           Accumulate mode);
-  /// The most exact gradient held (fp32 accumulator, else the resting gradient); the optimizer reads it.
+  void accumulate_gradient(std::int64_t at, std::int64_t count, const Buffer& source,
+                           std::int64_t source_offset, Accumulate mode);
+  /// The most exact gradients held (fp32 accumulator, else the resting gradients); the optimizer reads them.
   [[nodiscard]] const Buffer& gradients() const { return accumulator_ ? *accumulator_ : *gradients_; }
+  /// Those of an owned range.
+  [[nodiscard]] kernels::TypedView gradient(std::size_t owned) const;
 
-  /// Sum of squares over the slices held here; NaN without values.
+  /// Sum of squares over the owned ranges that no other rank counts; NaN without values.
   double gradient_squares();
-  /// One AdamW step on every slice; gradients enter times `gradient_factor`.
+  /// One AdamW step on what is owned; gradients enter times `gradient_factor`.
   void update(double gradient_factor);
 
-  /// fp32 masters of a slice.
-  [[nodiscard]] std::span<const float> masters(const Slice& slice) const;
+  /// fp32 masters of an owned range.
+  [[nodiscard]] std::span<float> masters(std::size_t owned) const;
   [[nodiscard]] bool holds_values() const { return parameters_->holds_values(); }
 
  private:
-  [[nodiscard]] std::span<float> values(const BufferRef& buffer, const Slice& slice) const;
   void initialise();
 
   TrainContext& context_;
-  std::vector<Slice> slices_;
-  Elements size_;
+  Residence residence_;
+  Elements owned_size_;
   BufferRef parameters_;
   BufferRef gradients_;
   BufferRef accumulator_;  ///< fp32, with --fp32-grad-accum
-  BufferRef masters_;      ///< fp32; the parameters themselves when those are fp32
+  BufferRef masters_;      ///< fp32 copies of what is owned; null when the parameters themselves are fp32
   BufferRef moment1_;
   BufferRef moment2_;
   std::int64_t updates_ = 0;

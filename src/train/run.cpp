@@ -48,7 +48,7 @@ class Run {
         collector_(world.control()),
         process_before_(read_process_memory()),
         setup_(options_, definition, world, memory, Purpose::run) {
-    if (options_.check == Check::on) check_.emplace(setup_.context(), world.size());
+    if (options_.check == Check::on) check_.emplace(setup_.context());
   }
 
   ExitCode execute() {
@@ -95,15 +95,17 @@ class Run {
                                 {"host_cpus", p.host_cpus},
                                 {"affinity", p.affinity},
                                 {"pid", static_cast<int>(getpid())},
-                                {"threads", setup_.threads()}};
+                                {"threads", setup_.threads()},
+                                {"dp_index", setup_.context().mesh.dp_index},
+                                {"tp_index", setup_.context().mesh.tp_index}};
     bool oversubscribed = false;
     collector_.for_each_rank_json(own, [&](int rank, const nlohmann::json& json) {
       const int threads = json["threads"];
       oversubscribed = oversubscribed || (!world_.simulated() && json["local_size"].get<int>() * threads >
                                                                      json["host_cpus"].get<int>());
       const RankRow row{.rank = rank,
-                        .dp_index = rank,
-                        .tp_index = 0,
+                        .dp_index = json["dp_index"],
+                        .tp_index = json["tp_index"],
                         .pid = json["pid"],
                         .threads = threads,
                         .placement = {.host = json["host"],
@@ -204,7 +206,7 @@ class Run {
     const std::vector<double> sums = sum(world_.control(), values);
     const double tokens =
         static_cast<double>(options_.micro_batch * options_.grad_accum * options_.dims.seq) *
-        static_cast<double>(world_.size());
+        static_cast<double>(options_.dp);
     for (std::size_t i = 0; i < steps.size(); ++i) {
       steps[i].loss = sums[2 * i] / tokens;
       const bool sharded = setup_.scenario().replication() == Replication::sharded;
@@ -308,14 +310,14 @@ class Run {
   }
 
   void write_tensors() {
-    const std::vector<TensorInfo>& tensors = setup_.context().tensors;
+    const std::vector<TensorInfo> tensors = declare_tensors(options_.dims);
     std::vector<double> sums(2 * tensors.size());
     ResidentState& state = setup_.scenario().state();
     const bool counts = setup_.scenario().replication() == Replication::sharded || is_root();
-    for (const Slice& slice : state.slices()) {
-      if (!counts) break;
-      const auto t = static_cast<std::size_t>(slice.tensor);
-      for (const float value : state.masters(slice)) {
+    for (std::size_t i = 0; i < state.owned().size(); ++i) {
+      const auto t = static_cast<std::size_t>(state.owned()[i].tensor);
+      if (!counts || setup_.context().tensors[t].copy == Copy::replica) continue;
+      for (const float value : state.masters(i)) {
         sums[2 * t] += static_cast<double>(value);
         sums[2 * t + 1] += static_cast<double>(value) * static_cast<double>(value);
       }
@@ -364,7 +366,8 @@ class Run {
 
 ExitCode run_scenario(Options options, const ScenarioDefinition& definition, World& world, Memory& memory,
                       const std::string& command_line) {
-  resolve_batch(options, world.size());
+  resolve_mesh(options, world.size());
+  resolve_batch(options, options.dp);
   // One rank reads, so that all agree on what it says, and before there is an output file.
   if (!options.calibration_file.empty()) {
     options.calibration_text =

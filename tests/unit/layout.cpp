@@ -195,9 +195,55 @@ TEST(PerParameterShards, LieAtTheSameOffsetOnEveryPart) {
   EXPECT_TRUE(group.slices(3).empty());
 }
 
-TEST(WholeTensors, AreDenseInDeclarationOrder) {
-  const std::vector<TensorInfo> tensors = tensors_of({{2, 3}, {1, 1}, {5, 7}});
-  EXPECT_EQ(whole_tensors(tensors), (std::vector<Slice>{{0, 0, 6, 0}, {1, 0, 1, 6}, {2, 0, 35, 7}}));
+TEST(WholeTensors, LieGroupAfterGroupWithOrWithoutPadding) {
+  // 7 elements in blocks of 2, 35 in blocks of 9.
+  const std::vector<GroupLayout> groups = {GroupLayout(Layout::flat, tensors_of({{2, 3}, {1, 1}}), 4),
+                                           GroupLayout(Layout::flat, tensors_of({{5, 7}}), 4)};
+  EXPECT_EQ(whole_tensors(groups, Padding::none),
+            (std::vector<Slice>{{0, 0, 6, 0}, {1, 0, 1, 6}, {0, 0, 35, 7}}));
+  EXPECT_EQ(whole_tensors(groups, Padding::included),
+            (std::vector<Slice>{{0, 0, 6, 0}, {1, 0, 1, 6}, {0, 0, 35, 8}}));
+
+  const Holding padded = hold_whole(groups, 3, Padding::included);
+  EXPECT_EQ(padded.size, Elements(8 + 36));
+  EXPECT_EQ(padded.owned_at, (std::vector<std::int64_t>{6, 8 + 27}));
+  const Holding dense = hold_whole(groups, 3, Padding::none);
+  EXPECT_EQ(dense.size, Elements(7 + 35));
+  EXPECT_EQ(dense.owned_at, (std::vector<std::int64_t>{6, 7 + 27}));
+}
+
+TEST(TensorParallelPart, ThenDataParallelShardsOfIt) {
+  // Ten rows over tp 2 x dp 2: (dp, tp) = (0,0) 3, (1,0) 2, (0,1) 3, (1,1) 2.
+  for (int tp = 0; tp < 2; ++tp) {
+    const RowRange part = chunk_of(10, 2, tp);
+    EXPECT_EQ(chunk_of(part.count(), 2, 0).count(), 3);
+    EXPECT_EQ(chunk_of(part.count(), 2, 1).count(), 2);
+  }
+}
+
+TEST(TensorParallelPart, HoldsEveryElementOfAMatrixOnceAndEveryNormEverywhere) {
+  const ModelDims dims{1, 12, 6, 3, 7, 10, 4, Head::own};
+  const std::vector<TensorInfo> declared = declare_tensors(dims);
+  for (const int tp : {1, 3}) {
+    for (const TensorInfo& tensor : declared) {
+      std::vector<int> seen(static_cast<std::size_t>(tensor.elements().count()));
+      int primaries = 0;
+      for (int index = 0; index < tp; ++index) {
+        const TensorInfo part =
+            tensor_parallel_part(declared, tp, index)[static_cast<std::size_t>(tensor.index)];
+        for (std::int64_t i = 0; i < part.elements().count(); ++i)
+          ++seen[static_cast<std::size_t>(part.declared_element(i))];
+        primaries += part.copy == Copy::primary ? 1 : 0;
+      }
+      for (const int times : seen) EXPECT_EQ(times, tensor.is_norm() ? tp : 1) << tensor.name;
+      EXPECT_EQ(primaries, tensor.is_norm() ? 1 : tp);
+    }
+  }
+  // w2 is cut along its columns.
+  const TensorInfo w2 =
+      tensor_parallel_part(declared, 3, 1)[static_cast<std::size_t>(tensor_index(dims, TensorRole::w2, 1))];
+  EXPECT_EQ(std::pair(w2.rows, w2.columns), std::pair(std::int64_t{12}, std::int64_t{3}));
+  EXPECT_EQ(w2.declared_element(3), 7 + 3);  // the first of its second row
 }
 
 /// Gathered over real elements of the first block, in thousandths (three digits are published).

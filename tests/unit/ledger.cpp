@@ -197,7 +197,7 @@ class ExpectedOfTiny : public testing::Test {
       for (const int t : group.tensors) members.push_back(tensors[static_cast<std::size_t>(t)]);
       layouts.emplace_back(o.layout, members, ranks);
     }
-    return expected_zero3(o, tensors, grouping, layouts, rank);
+    return expected_zero3(o, tensors, grouping, layouts, make_mesh(layouts.front().parts(), 1, rank));
   }
 
   /// Calls and elements of one kind and phase.
