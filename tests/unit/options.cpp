@@ -244,7 +244,7 @@ TEST(Values, OutsideTheirChoicesAreRefusedWithTheChoices) {
   EXPECT_TRUE(names_all(refusal("--algorithm rings"), {"--algorithm", "rings", "ring", "doubling"}));
   EXPECT_TRUE(names_all(refusal("--param-dtype fp16"), {"--param-dtype", "fp16", "bf16", "fp32"}));
   EXPECT_TRUE(names_all(refusal("--model 13b"), {"--model", "13b", "tiny", "405b"}));
-  EXPECT_TRUE(names_all(refusal("--recompute full"), {"--recompute", "none"}));
+  EXPECT_TRUE(names_all(refusal("--recompute half"), {"--recompute", "none|full"}));
   EXPECT_TRUE(names_all(refusal("--backend nccl"), {"--backend", "nccl", "mpi"}));
 }
 
