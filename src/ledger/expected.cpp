@@ -161,6 +161,7 @@ ExpectedLedger expected_buckets(const Options& options, std::span<const TensorIn
   const bool sharded = gradients == Gradients::sharded;
   ExpectedLedger ledger =
       static_part(options, {psi, sharded ? owned : psi, owned}, {whole, sharded ? shard : whole, shard});
+  ledger.stage = sharded ? 2 : 1;
   ledger.parameters_padding = bytes_of(options.param_dtype, padding);
 
   const auto buckets = static_cast<std::int64_t>(layouts.size());
@@ -232,6 +233,7 @@ ExpectedLedger expected_zero3(const Options& options, std::span<const TensorInfo
     share_of_tp += static_cast<double>(t.elements().count()) / (t.is_norm() ? 1 : mesh.tp);
   const double shard = share_of_tp / ranks;
   ExpectedLedger ledger = static_part(options, {held, held, held}, {shard, shard, shard});
+  ledger.stage = 3;
   const auto groups = static_cast<std::int64_t>(grouping.groups.size());
   const auto expect = [&](Collective collective, Phase phase, DType dtype, std::int64_t calls, Elements size,
                           Elements padding) {
@@ -336,6 +338,15 @@ std::vector<LedgerRow> ledger_rows(const ExpectedLedger& e, const StaticBytes& h
                all_of_axis.measured.elements - e.textbook_volume_elements, "elements");
   }
   return rows.take();
+}
+
+LedgerRow peak_row(Bytes expected, Bytes measured) {
+  return {Axis::world,
+          "textbook_peak_bytes",
+          static_cast<double>(expected.count()),
+          static_cast<double>(measured.count()),
+          static_cast<double>((measured - expected).count()),
+          "bytes"};
 }
 
 const LedgerRow* first_mismatch(std::span<const LedgerRow> rows) {

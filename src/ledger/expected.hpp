@@ -25,6 +25,7 @@ struct ExpectedCollective {
 };
 
 struct ExpectedLedger {
+  int stage = 0;  ///< of ZeRO
   Bytes parameters;
   Bytes parameters_padding;  ///< of buckets that are gathered where they rest
   Bytes gradients;
@@ -67,6 +68,9 @@ struct StaticBytes {
   Bytes gradients;
   Bytes optimizer;
 };
+
+/// A row for expected_peak() beside the tracker's.
+LedgerRow peak_row(Bytes expected, Bytes measured);
 
 /// Sets the measured step beside the expected one.
 std::vector<LedgerRow> ledger_rows(const ExpectedLedger& expected, const StaticBytes& held,

@@ -1,16 +1,21 @@
 // The `ledger` executable: static bytes and communication volume of ZeRO stages, from the textbook's
-// formulas. Runs without MPI.
+// formulas, and with --peak what else a rank holds at once. Runs without MPI.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "src/command_line.hpp"
 #include "src/errors.hpp"
 #include "src/ledger/formulas.hpp"
+#include "src/ledger/peak.hpp"
+#include "src/options.hpp"
 
 namespace {
 
@@ -28,13 +33,44 @@ struct Arguments {
   bool fp32_grad_accum = false;
   std::int64_t grad_accum = 1;
   std::string reshard = "all";
+  bool peak = false;
+  std::map<std::string, std::string> peak_options;  ///< by name, as the scenarios have them
+  bool sequence_parallel = false;
   std::string format = "text";
 };
 
 struct Row {
   LedgerQuestion question;
   LedgerAnswer answer;
+  std::optional<ExpectedPeak> peak;
 };
+
+/// What the scenarios would make of the same options.
+Options scenario_options(const Arguments& a) {
+  if (a.model.empty())
+    throw UsageError("--peak depends on a model's dimensions; pass --model instead of --params");
+  std::vector<std::string> words = {"--model",
+                                    a.model,
+                                    "--param-dtype",
+                                    a.param_dtype,
+                                    "--reduce-dtype",
+                                    a.reduce_dtype,
+                                    "--grad-accum",
+                                    std::to_string(a.grad_accum),
+                                    "--reshard-after-forward",
+                                    a.reshard};
+  if (a.fp32_grad_accum) words.emplace_back("--fp32-grad-accum");
+  if (a.sequence_parallel) words.emplace_back("--sequence-parallel");
+  for (const auto& [name, value] : a.peak_options)
+    if (!value.empty()) words.insert(words.end(), {name, value});
+  Options options = parse_options("ledger --peak",
+                                  {OptionFamily::gather_groups, OptionFamily::ordered_collectives,
+                                   OptionFamily::buckets, OptionFamily::mesh},
+                                  words);
+  options.tp = a.tp;
+  resolve_mesh(options, a.tp);  // checks that tp can share the model out
+  return options;
+}
 
 /// The parts of a model that the formulas tell apart.
 struct ModelParts {
@@ -89,12 +125,18 @@ std::vector<Row> rows_for(const Arguments& a) {
     throw UsageError(
         "--reshard-after-forward blocks needs to know the head's size; pass --model instead of --params");
   }
+  const std::optional<Options> options = a.peak ? std::optional(scenario_options(a)) : std::nullopt;
+  const auto peak_of = [&](std::int64_t n, int stage) -> std::optional<ExpectedPeak> {
+    if (!options) return std::nullopt;
+    const Mesh first{.dp = static_cast<int>(n), .tp = a.tp, .dp_index = 0, .tp_index = 0};  // it holds most
+    return expected_peak(*options, stage, first, std::max(1, options->threads));
+  };
   std::vector<Row> rows;
   for (const std::int64_t n : a.n)
     for (const int stage : a.stages) {
       question.n = n;
       question.stage = stage;
-      rows.push_back({question, answer(question)});
+      rows.push_back({question, answer(question), peak_of(n, stage)});
     }
   return rows;
 }
@@ -112,6 +154,32 @@ std::vector<std::pair<const char*, Exact>> columns(const LedgerAnswer& a) {
           {"volume_bytes", a.volume_bytes}};
 }
 
+/// What is held at the largest moment of a phase, in the order in which it is printed.
+std::vector<std::pair<const char*, Bytes>> columns(const MemoryUse& m) {
+  return {{"static_bytes", m.parameters + m.gradients + m.optimizer},
+          {"gathered_bytes", m.gathered},
+          {"unsharded_gradients_bytes", m.unsharded_gradients},
+          {"reduce_buffers_bytes", m.reduce_buffers},
+          {"activations_bytes", m.activations},
+          {"logits_bytes", m.logits},
+          {"workspace_bytes", m.workspace},
+          {"total_bytes", m.total()}};
+}
+
+constexpr std::array<Phase, 3> phases = {Phase::forward, Phase::backward, Phase::optimizer};
+
+std::string peak_json(const ExpectedPeak& peak) {
+  std::string text = fmt::format(", \"peak_bytes\": {}, \"peak_phase\": \"{}\", \"phases\": {{",
+                                 peak.of(peak.largest()).total().count(), name_of(peak.largest()));
+  for (const Phase phase : phases) {
+    text += fmt::format("{}\"{}\": {{", phase == Phase::forward ? "" : ", ", name_of(phase));
+    for (const auto& [name, bytes] : columns(peak.of(phase)))
+      text += fmt::format("{}\"{}\": {}", text.back() == '{' ? "" : ", ", name, bytes.count());
+    text += "}";
+  }
+  return text + "}";
+}
+
 void print_json(const std::vector<Row>& rows) {
   // Written by hand where a number is integral, because JSON libraries stop at 64 bits.
   std::string text = "[";
@@ -120,6 +188,7 @@ void print_json(const std::vector<Row>& rows) {
                         row.question.stage);
     for (const auto& [name, value] : columns(row.answer))
       text += fmt::format(", \"{}\": {}", name, value.text());
+    if (row.peak) text += peak_json(*row.peak);
     text += "}";
   }
   fmt::print("{}\n]\n", text);
@@ -128,10 +197,20 @@ void print_json(const std::vector<Row>& rows) {
 void print_csv(const std::vector<Row>& rows) {
   fmt::print("n,stage");
   for (const auto& [name, value] : columns(rows.front().answer)) fmt::print(",{}", name);
+  if (rows.front().peak) {
+    fmt::print(",peak_bytes,peak_phase");
+    for (const Phase phase : phases)
+      for (const auto& [name, bytes] : columns(MemoryUse{})) fmt::print(",{}_{}", name_of(phase), name);
+  }
   fmt::print("\n");
   for (const Row& row : rows) {
     fmt::print("{},{}", row.question.n, row.question.stage);
     for (const auto& [name, value] : columns(row.answer)) fmt::print(",{}", value.text());
+    if (row.peak) {
+      fmt::print(",{},{}", row.peak->of(row.peak->largest()).total().count(), name_of(row.peak->largest()));
+      for (const Phase phase : phases)
+        for (const auto& [name, bytes] : columns(row.peak->of(phase))) fmt::print(",{}", bytes.count());
+    }
     fmt::print("\n");
   }
 }
@@ -147,6 +226,18 @@ void print_text(const std::vector<Row>& rows) {
                giga(a.parameters_bytes), giga(a.gradients_bytes), giga(a.optimizer_bytes),
                giga(a.static_bytes), giga(a.volume_elements), giga(a.volume_bytes));
   }
+  if (!rows.front().peak) return;
+  fmt::print("\nheld at once, MB (1e6 bytes), at the largest moment of each phase; * = of the step\n");
+  fmt::print("{:>8} {:>6} {:>10} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11} {:>12}\n", "N", "stage",
+             "phase", "static", "gathered", "unsh. grad", "reduce buf", "activation", "logits", "workspace",
+             "total");
+  for (const Row& row : rows)
+    for (const Phase phase : phases) {
+      fmt::print("{:>8} {:>6} {:>10}", row.question.n, row.question.stage, name_of(phase));
+      for (const auto& [name, bytes] : columns(row.peak->of(phase)))
+        fmt::print(" {:>11.3f}", static_cast<double>(bytes.count()) / 1e6);
+      fmt::print("{}\n", phase == row.peak->largest() ? "*" : "");
+    }
 }
 
 int run(int argc, char** argv) {
@@ -181,6 +272,21 @@ int run(int argc, char** argv) {
   app.add_option("--reshard-after-forward", a.reshard, "all|blocks|none (stage 3)")
       ->check(CLI::IsMember({"all", "blocks", "none"}))
       ->capture_default_str();
+  app.add_flag("--peak", a.peak, "also what a rank holds at once, by phase (needs --model)");
+  const auto add_peak_option = [&](const char* name, const char* help) {
+    app.add_option(name, a.peak_options[name], fmt::format("with --peak: {}", help));
+  };
+  add_peak_option("--micro-batch", "sequences per micro-batch (1)");
+  add_peak_option("--seq", "tokens per sequence (the model's)");
+  add_peak_option("--recompute", "none|full (none)");
+  add_peak_option("--prefetch", "F[,B] groups gathered ahead, stage 3 (1)");
+  add_peak_option("--layout", "per-parameter|flat, stage 3 (per-parameter)");
+  add_peak_option("--wrap", "blocks|root, stage 3 (blocks; tied: root)");
+  add_peak_option("--rs-wait", "next|end, stages 1 to 3 (next)");
+  add_peak_option("--bucket-mb", "bucket cap in MiB, stages 0 to 2 (25)");
+  add_peak_option("--algorithm", "of the collectives, for their staging (auto)");
+  add_peak_option("--threads", "per rank, for kernel scratch (1)");
+  app.add_flag("--sequence-parallel", a.sequence_parallel, "with --peak: the stream is cut over tp");
   app.add_option("--format", a.format, "text|csv|json")
       ->check(CLI::IsMember({"text", "csv", "json"}))
       ->capture_default_str();
@@ -195,6 +301,11 @@ int run(int argc, char** argv) {
       throw UsageError(
           fmt::format("unknown argument {}: did you mean {}? see --help", extra, nearest_name(extra, names)));
     }
+    for (const auto& [name, value] : a.peak_options)
+      if (!a.peak && (!value.empty() || app.count(name) > 0))
+        throw UsageError(fmt::format("{} describes the peak; add --peak, or leave it out", name));
+    if (!a.peak && a.sequence_parallel)
+      throw UsageError("--sequence-parallel describes the peak; add --peak, or leave it out");
     if (params->count() == 0 && a.model.empty())
       throw UsageError("say which model: --params P or --model NAME");
     const std::vector<Row> rows = rows_for(a);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/ledger/peak.hpp"
 #include "src/train/calibration.hpp"
 
 namespace shardbench {
@@ -147,7 +148,11 @@ void RankSetup::rehearse(int index) {
 }
 
 std::vector<LedgerRow> RankSetup::ledger() const {
-  return ledger_rows(scenario_->expected(), held_, recorder_.totals());
+  const ExpectedLedger expected = scenario_->expected();
+  std::vector<LedgerRow> rows = ledger_rows(expected, held_, recorder_.totals());
+  const ExpectedPeak peak = expected_peak(options_, expected.stage, mesh_, threads_);
+  rows.push_back(peak_row(peak.of(peak.largest()).total(), memory_.tracker().total_peak()));
+  return rows;
 }
 
 }  // namespace shardbench

@@ -31,7 +31,7 @@ class RankSetup {
   void rehearse(int index);
 
   [[nodiscard]] const StaticBytes& held() const { return held_; }
-  /// The rows for the last step.
+  /// The rows for the last step; the last of them is the peak's.
   [[nodiscard]] std::vector<LedgerRow> ledger() const;
 
  private:

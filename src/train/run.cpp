@@ -267,7 +267,8 @@ class Run {
       write_ledger(ledger);
       write_memory_peaks();
     }
-    peak_ = maximum(world_.control(), static_cast<double>(memory_.tracker().total_peak().count()));
+    peak_ = maximum(world_.control(), ledger.back().measured);
+    expected_peak_ = maximum(world_.control(), ledger.back().expected);
     if (check_) verified = report(check_->compare_masters(setup_.scenario())) && verified;
     if (writes(TraceLevel::steps) && setup_.scenario().state().holds_values()) write_tensors();
     return verified;
@@ -342,10 +343,10 @@ class Run {
     const StepRecord& last = slowest_.rbegin()->second;
     fmt::print(
         "{} N={}: step {:.3f} ms (median over {} steps of the maximum over ranks), {:.0f} tokens/s, exposed "
-        "{:.3f} ms, tracked peak {:.1f} MB, loss {:.6f}, check {}\nwrote {}\n",
+        "{:.3f} ms, tracked peak {:.1f} MB ({:.1f} expected), loss {:.6f}, check {}\nwrote {}\n",
         definition_.name, world_.size(), 1e3 * median(steps), steps.size(),
-        static_cast<double>(last.tokens) / median(steps), 1e3 * median(exposed), peak_ / 1e6, last.loss,
-        options_.check == Check::on ? "passed" : "off", options_.output);
+        static_cast<double>(last.tokens) / median(steps), 1e3 * median(exposed), peak_ / 1e6,
+        expected_peak_ / 1e6, last.loss, options_.check == Check::on ? "passed" : "off", options_.output);
   }
 
   Options options_;
@@ -358,7 +359,8 @@ class Run {
   RankSetup setup_;
   std::optional<ReferenceCheck> check_;
   std::map<int, StepRecord> slowest_;
-  double peak_ = 0.0;           ///< tracked bytes, largest over ranks
+  double peak_ = 0.0;  ///< tracked bytes, largest over ranks
+  double expected_peak_ = 0.0;
   ProcessMemory process_peak_;  ///< largest samples of this rank
 };
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import runs
+import test_peak
 
 
 def test_64_ranks_finish_in_a_minute() -> None:
@@ -31,3 +32,9 @@ def test_tracked_memory_explains_process_growth(scenario: str, ranks: int) -> No
         report.append((rank, grown / 1e6, tracked / 1e6))
     print(f"{scenario} N={ranks}: " + "; ".join(f"rank {r}: grown {g:.1f} MB, tracked {t:.1f} MB" for r, g, t in report))
     assert all(abs(grown - tracked) <= 0.10 * tracked + 10.0 for _, grown, tracked in report), report
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("scenario", sorted(test_peak.STAGE))
+def test_peak_of_124m(scenario: str, recompute: str) -> None:
+    test_peak.check_run(scenario, ["--model", "124m", "--seq", "16"], recompute)
