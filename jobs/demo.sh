@@ -29,7 +29,10 @@ points=()
 for scenario in ddp zero1 zero2 zero3 mesh2d; do
   [[ -x $bin/$scenario ]] || continue
   for n in "${ranks[@]}"; do
-    points+=("$scenario $scenario $n")
+    # Two tensor-parallel ranks where there are two.
+    mesh=""
+    [[ $scenario == mesh2d ]] && ((n > 1)) && mesh="--tp 2"
+    points+=("$scenario $scenario $n $mesh")
     [[ $scenario == zero3 ]] && points+=("zero3-prefetch0 zero3 $n --prefetch 0")
   done
 done

@@ -107,7 +107,7 @@ class Memory {
   [[nodiscard]] MemoryTracker& tracker() const { return *tracker_; }
 
  private:
-  std::shared_ptr<std::byte> arena_of(Bytes size);
+  std::shared_ptr<std::byte> storage(Category category, Bytes size, Backing backing);
 
   std::shared_ptr<MemoryTracker> tracker_;
   std::shared_ptr<BlockCache> cache_;
