@@ -11,7 +11,7 @@
 
 namespace shardbench {
 
-/// Whether ranks hold shards of the gradients or each holds all of them.
+/// Whether reduced gradients and what they update are shared out among the ranks, or each rank has all of it.
 enum class Replication { sharded, replicated };
 
 /// One data-parallel training scheme on one rank.

@@ -165,16 +165,14 @@ class Walk {
     }
     if (stage_ < 2) free_gradients(tensors_of_layer(o_.dims, layer));  // added to what rests whole
     std::vector<int> final;
-    for (const TensorInfo& tensor : tensors_)
-      if (tensor.layer == layer) final.push_back(tensor.index);
-    for (std::size_t b = filling_; b < buckets_.size(); ++b)
-      if (contains_any(buckets_[b].tensors, final) && b >= allocated_) {
-        reduce(b);
-        allocated_ = b + 1;
-      }
-    for (; filling_ < buckets_.size() && buckets_[filling_].complete_after_layer >= layer; ++filling_) {
+    for (auto tensor = tensors_.rbegin(); tensor != tensors_.rend(); ++tensor) {
+      if (tensor->layer != layer) continue;
+      final.push_back(tensor->index);
+      const std::vector<int>& bucket = buckets_[filling_].tensors;
+      if (bucket.front() == tensor->index) reduce(filling_);
+      if (bucket.back() != tensor->index) continue;
       if (stage_ > 0 && o_.rs_wait == ReduceScatterWait::next && !reductions_.empty()) finish_reduction();
-      start_reduction(filling_);
+      start_reduction(filling_++);
     }
     if (stage_ == 2) free_gradients(final);
   }
@@ -315,11 +313,6 @@ class Walk {
     reductions_.pop_front();
   }
 
-  static bool contains_any(const std::vector<int>& some, const std::vector<int>& others) {
-    return std::any_of(others.begin(), others.end(),
-                       [&](int other) { return std::find(some.begin(), some.end(), other) != some.end(); });
-  }
-
   [[nodiscard]] int group_of(int layer) const {
     return grouping_.group_of_layer[static_cast<std::size_t>(layer)];
   }
@@ -346,8 +339,7 @@ class Walk {
   std::vector<Bytes> held_;       ///< by group: gathered now
   std::vector<bool> copied_;      ///< by group: copied out
   std::vector<Bytes> unsharded_;  ///< by group, or by tensor: gradients held now
-  std::size_t allocated_ = 0;     ///< buckets that have been begun
-  std::size_t filling_ = 0;       ///< the first that is not full
+  std::size_t filling_ = 0;       ///< the first bucket that is not full
   std::deque<Reduction> reductions_;
   Phase phase_ = Phase::forward;
   MemoryUse now_;

@@ -36,7 +36,7 @@ struct ExpectedPeak {
 
 /// What the rank at `mesh` holds when ZeRO stage 0 ... 3 trains as `options` say (--layout, --wrap,
 /// --reshard-after-forward, --prefetch, --rs-wait, --bucket-mb, --recompute, --sequence-parallel, dtypes,
-/// --micro-batch; compute real), with `threads` OpenMP threads. Walks a step layer by layer with the sizes of
+/// --micro-batch, --compute), with `threads` OpenMP threads. Walks a step layer by layer with the sizes of
 /// docs/memory.md and nothing of the training code; exact but for a rounding in the staging of
 /// collectives.
 ExpectedPeak expected_peak(const Options& options, int stage, const Mesh& mesh, int threads);

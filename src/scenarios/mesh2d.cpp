@@ -1,10 +1,10 @@
 // mesh2d: data parallel x tensor parallel. Each tensor is cut over tp first, and ZeRO-3 (zero3.hpp) then
 // shards the local part over dp, so that data-parallel bytes fall by tp.
 //
-//   tp, inside each layer (model/decoder.cpp): column-parallel wq wk wv w1 w3, row-parallel wo w2, embedding,
-//   head and loss
-//     cut along the vocabulary; all-reduces of activations, or with --sequence-parallel reduce-scatters and
-//     all-gathers
+//   tp, inside each layer (src/model/decoder.cpp): wq wk wv w1 w3 are column-parallel, wo and w2
+//   row-parallel;
+//     embedding, head and loss are cut along the vocabulary. Activations are all-reduced, or with
+//     --sequence-parallel reduce-scattered and all-gathered
 //   dp, around each layer: zero3's all-gathers and reduce-scatters
 //   norm weights are replicated over tp. Without sequence parallelism every tp rank computes their whole
 //     gradient; with it each has that of its own tokens, and the last micro-batch ends with one all_reduce

@@ -107,7 +107,6 @@ std::vector<Bucket> make_buckets(std::span<const TensorInfo> tensors, DType dtyp
     Bucket& bucket = buckets.back();
     bucket.tensors.push_back(tensor->index);
     bucket.elements += tensor->elements();
-    bucket.complete_after_layer = tensor->layer;  // layers only fall in reverse declaration order
     open = bytes_of(dtype, bucket.elements) < (buckets.size() == 1 ? first_cap : cap);
   }
   return buckets;

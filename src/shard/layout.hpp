@@ -81,8 +81,6 @@ std::vector<Slice> whole_tensors(std::span<const GroupLayout> groups, Padding pa
 struct Bucket {
   std::vector<int> tensors;
   Elements elements;
-  /// The layer after whose backward all its gradients are final.
-  int complete_after_layer = 0;
 };
 /// Fills buckets in reverse declaration order; one closes when its size in `dtype` reaches its cap
 /// (`first_cap` for the first), so it overshoots rather than split a tensor.

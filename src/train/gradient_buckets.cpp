@@ -31,14 +31,14 @@ GradientBuckets::GradientBuckets(TrainContext& context, TracedCommunicator dp, C
 }
 
 void GradientBuckets::add_final(int layer, const SourceOf& gradient_of, ResidentState::Accumulate mode) {
-  for (auto tensor = context_.tensors.rbegin(); tensor != context_.tensors.rend(); ++tensor)
-    if (tensor->layer == layer)
-      fill(bucket_of_tensor_[static_cast<std::size_t>(tensor->index)], tensor->index,
-           gradient_of(tensor->index));
-  // Every rank must issue the same collectives in the same sequence.
-  while (next_ < std::ssize(buckets_) &&
-         buckets_[static_cast<std::size_t>(next_)].complete_after_layer >= layer)
+  for (auto tensor = context_.tensors.rbegin(); tensor != context_.tensors.rend(); ++tensor) {
+    if (tensor->layer != layer) continue;
+    const int bucket = bucket_of_tensor_[static_cast<std::size_t>(tensor->index)];
+    fill(bucket, tensor->index, gradient_of(tensor->index));
+    if (buckets_[static_cast<std::size_t>(bucket)].tensors.back() != tensor->index) continue;
+    SHARDBENCH_ASSERT(bucket == next_);  // every rank issues the same collectives in the same sequence
     start(next_++, mode);
+  }
 }
 
 void GradientBuckets::fill(int bucket, int tensor, const Source& source) {

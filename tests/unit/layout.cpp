@@ -306,7 +306,7 @@ TEST(Buckets, CloseExactlyAtTheCap) {
       << "the cap itself closes";
 }
 
-TEST(Buckets, OfAModelCoverItInReverseOrderAndCompleteWithTheirLastLayer) {
+TEST(Buckets, OfAModelCoverItInReverseOrder) {
   for (const char* preset : {"tiny", "25m", "124m"}) {
     const ModelDims dims = *find_preset(preset);
     const std::vector<TensorInfo> tensors = declare_tensors(dims);
@@ -315,10 +315,6 @@ TEST(Buckets, OfAModelCoverItInReverseOrderAndCompleteWithTheirLastLayer) {
     for (const Bucket& bucket : make_buckets(tensors, DType::fp32, mebibytes(1), mebibytes(25))) {
       order.insert(order.end(), bucket.tensors.begin(), bucket.tensors.end());
       elements += bucket.elements;
-      int lowest = dims.head_layer();
-      for (const int t : bucket.tensors)
-        lowest = std::min(lowest, tensors[static_cast<std::size_t>(t)].layer);
-      EXPECT_EQ(bucket.complete_after_layer, lowest) << preset;
     }
     std::vector<int> reversed(tensors.size());
     std::iota(reversed.rbegin(), reversed.rend(), 0);
@@ -332,7 +328,6 @@ TEST(Buckets, WithDefaultCapsStartWithTheHead) {
   const std::vector<TensorInfo> tensors = declare_tensors(*find_preset("25m"));
   const std::vector<Bucket> buckets = make_buckets(tensors, DType::fp32, mebibytes(1), mebibytes(25));
   EXPECT_EQ(buckets.front().tensors, std::vector<int>{tensors.back().index});
-  EXPECT_EQ(buckets.front().complete_after_layer, 7);
 }
 
 // --- gather groups
