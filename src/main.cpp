@@ -28,7 +28,10 @@ void say(const std::string& scenario, const std::string& what) {
 int run(const ScenarioDefinition& definition, const ParsedOptions& parsed, const std::string& command_line) {
   const Options options = parsed.options.value_or(Options{});
   Memory memory;
-  const auto world = make_mpi_world({.progress = options.progress, .algorithm = options.algorithm}, memory);
+  const auto world = make_mpi_world({.progress = options.progress,
+                                     .algorithm = options.algorithm,
+                                     .ranks_per_node = options.ranks_per_node},
+                                    memory);
   try {
     agree_on_options(world->control(), parsed);
     world->check_settings();
