@@ -93,22 +93,28 @@ float TestValues::input(int rank, std::int64_t position) const {
   return static_cast<float>(1U + h % 251U);
 }
 
+template <class Use>
+void TestValues::for_each_position(Part part, Use use) {
+  for (std::int64_t i = part.begin; i < part.begin + std::min(part.count, period); ++i) use(i % period);
+}
+
 std::vector<float> TestValues::inputs(int rank, Part part) const {
   std::vector<float> values(static_cast<std::size_t>(period));
-  for (std::int64_t i = part.begin; i < part.begin + std::min(part.count, period); ++i)
-    values[static_cast<std::size_t>(i % period)] = input(rank, i % period);
+  for_each_position(part, [&](std::int64_t position) {
+    values[static_cast<std::size_t>(position)] = input(rank, position);
+  });
   return values;
 }
 
 std::vector<float> TestValues::reduced(Part part) const {
-  std::vector<float> result = inputs(0, part);
-  for (int rank = 1; rank < ranks_; ++rank) {
-    const std::vector<float> values = inputs(rank, part);
-    for (std::size_t i = 0; i < result.size(); ++i) result[i] = combined(reduction_, result[i], values[i]);
-  }
-  if (reduction_ == Reduction::average)
-    for (float& value : result) value /= static_cast<float>(ranks_);
-  return result;
+  std::vector<float> values(static_cast<std::size_t>(period));
+  for_each_position(part, [&](std::int64_t position) {
+    float value = input(0, position);
+    for (int rank = 1; rank < ranks_; ++rank) value = combined(reduction_, value, input(rank, position));
+    const float divisor = reduction_ == Reduction::average ? static_cast<float>(ranks_) : 1.0F;
+    values[static_cast<std::size_t>(position)] = value / divisor;
+  });
+  return values;
 }
 
 void TestValues::fill(const Buffer& buffer, int rank) const {

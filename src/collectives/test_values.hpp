@@ -34,6 +34,8 @@ class TestValues {
 
  private:
   [[nodiscard]] float input(int rank, std::int64_t position) const;
+  template <class Use>
+  static void for_each_position(Part part, Use use);
   /// By position modulo the period; only what `part` needs is filled in.
   [[nodiscard]] std::vector<float> inputs(int rank, Part part) const;
   [[nodiscard]] std::vector<float> reduced(Part part) const;

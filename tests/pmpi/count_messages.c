@@ -38,11 +38,11 @@ static int world_rank(void) {
 /* What is sent instead of `data`: a copy that lives until the process ends, or `data` itself. */
 static const void* spoilt(const void* data, size_t length) {
   const char* spoiler = getenv("SPOIL_MESSAGES");
-  if (spoiler == NULL || atoi(spoiler) != world_rank() || length == 0) return data;
+  if (spoiler == NULL || atoi(spoiler) != world_rank() || length < 8) return data;
   unsigned char* copy = malloc(length);
   if (copy == NULL) return data;
   memcpy(copy, data, length);
-  copy[length / 2] ^= 1U;
+  copy[length / 8 * 4 + 2] ^= 0x40U; /* the highest digits of an fp32 in the middle: no rounding hides them */
   return copy;
 }
 

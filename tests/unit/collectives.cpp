@@ -190,7 +190,7 @@ void flip_a_bit(const Buffer& buffer, std::int64_t element) {
 }
 
 TEST(TestValuesOfCollectives, AreExactWhateverTheAlgorithmAndAWrongBitShows) {
-  for (const int ranks : {1, 2, 3, 5, 8, 40})
+  for (const int ranks : {1, 2, 3, 8, 40})
     for (const Algorithm algorithm : {Algorithm::direct, Algorithm::ring, Algorithm::doubling})
       for (const Collective collective : every_collective)
         for (const Reduction reduction : every_reduction)
@@ -198,6 +198,10 @@ TEST(TestValuesOfCollectives, AreExactWhateverTheAlgorithmAndAWrongBitShows) {
             SCOPED_TRACE(std::string(name_of(collective)) + " " + std::string(name_of(reduction)) + " " +
                          std::string(name_of(algorithm)) + " " + std::string(name_of(dtype)) +
                          " n=" + std::to_string(ranks));
+            // Enough that not all contribute; one case, because what is expected takes long to work out.
+            if (ranks == 40 &&
+                (algorithm != Algorithm::ring || dtype != DType::bf16 || reduction != Reduction::average))
+              continue;
             const CheckCase c{collective, reduction, dtype, algorithm, ranks};
             const TestValues values(collective, reduction, ranks);
             Cluster cluster(ranks, algorithm);
