@@ -282,7 +282,7 @@ def _collective_words(trace: Trace) -> Iterator[str]:
     rows = trace.collectives
     yield from _first(
         rows[(rows["collective"] == "all_gather") != (rows["reduction"] == "none")],
-        lambda row: f"collectives: {_line(row)}: reduction is '{row['reduction']}' of an {row['collective']}",
+        lambda row: f"collectives: {_line(row)}: reduction is '{row['reduction']}' of {row['collective']}",
     )
 
 
