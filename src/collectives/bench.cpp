@@ -82,9 +82,9 @@ class Bench {
     const bool doubles = options_.algorithm == Algorithm::doubling || options_.algorithm == Algorithm::native;
     // Two collectives in flight stage up to half a buffer each with doubling; a library may copy it.
     const Bytes needed = options_.max_bytes * (doubles ? 2 : 1);
-    const std::int64_t available = available_memory().count();
-    const double own = available == 0 ? std::numeric_limits<double>::max()
-                                      : static_cast<double>(available / world_.placement().local_size);
+    const std::int64_t share = available_memory().count() / world_.placement().local_size;
+    const double own = share == 0 ? std::numeric_limits<double>::max()  // the kernel does not tell
+                                  : static_cast<double>(share);
     const double least = -maximum(world_.control(), -own);
     if (static_cast<double>(needed.count()) > least)
       throw AgreedError(fmt::format(

@@ -45,6 +45,7 @@ std::string name_in(const Choices<T>& choices, T value) {
 template <class T>
 std::vector<std::string> names_in(const Choices<T>& choices, const std::vector<T>& values) {
   std::vector<std::string> names;
+  names.reserve(values.size());
   for (const T value : values) names.push_back(name_in(choices, value));
   return names;
 }

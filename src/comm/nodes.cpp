@@ -25,6 +25,7 @@ std::vector<int> run_lengths(std::span<const int> nodes) {
 
 std::vector<int> equal_nodes(int ranks, int ranks_per_node) {
   std::vector<int> nodes;
+  nodes.reserve(static_cast<std::size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) nodes.push_back(rank / ranks_per_node);
   return nodes;
 }
@@ -39,6 +40,7 @@ std::optional<int> node_size_of(std::span<const int> nodes) {
 
 std::vector<int> nodes_of(std::span<const int> members, std::span<const int> world_nodes) {
   std::vector<int> nodes;
+  nodes.reserve(members.size());
   for (const int member : members) nodes.push_back(world_nodes[static_cast<std::size_t>(member)]);
   return nodes;
 }

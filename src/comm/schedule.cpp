@@ -143,6 +143,7 @@ class Nodes {
   /// The ranks, one a node, whose local index is `offset` on from this rank's.
   [[nodiscard]] std::vector<int> rail(int offset) const {
     std::vector<int> ranks;
+    ranks.reserve(static_cast<std::size_t>(count_));
     for (int node = 0; node < count_; ++node) ranks.push_back(node * size_ + around(local_ + offset, size_));
     return ranks;
   }

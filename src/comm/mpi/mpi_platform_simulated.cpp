@@ -36,6 +36,7 @@ std::vector<int> gather_nodes(MPI_Comm world) {
       MPI_Allgather(own.data(), longest_name, MPI_CHAR, all.data(), longest_name, MPI_CHAR, world));
   std::map<std::string_view, int> first;
   std::vector<int> nodes;
+  nodes.reserve(static_cast<std::size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) {
     const std::string_view name(all.data() + static_cast<std::size_t>(rank) * longest_name, longest_name);
     nodes.push_back(first.try_emplace(name, rank).first->second);
