@@ -16,9 +16,13 @@ bool speaks_before_start() {
   return true;
 }
 
-void agree_on_options(ControlChannel& channel, const ParsedOptions& own) {
-  const nlohmann::json mine = own.options ? nlohmann::json::parse(options_json(*own.options))
-                                          : nlohmann::json({{"refused", own.error}});
+OwnOptions own_options(const ParsedOptions& parsed) {
+  return {.json = parsed.options ? options_json(*parsed.options) : "{}", .refusal = parsed.error};
+}
+
+void agree_on_options(ControlChannel& channel, const OwnOptions& own) {
+  const nlohmann::json mine =
+      own.refusal.empty() ? nlohmann::json::parse(own.json) : nlohmann::json({{"refused", own.refusal}});
   const std::string text = mine.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   const auto everyone = gather(channel, as_message<char>(std::span<const char>(text)));
   agree_with_root(channel, [&] {
@@ -42,16 +46,16 @@ void agree_on_options(ControlChannel& channel, const ParsedOptions& own) {
   });
 }
 
-void check_world_size(const Options& options, int size) {
-  if (options.ranks && *options.ranks != size)
+void check_world_size(std::optional<int> expected, int size) {
+  if (expected && *expected != size)
     throw UsageError(
         fmt::format("--ranks {} was expected, but the world has {} rank{}; is the launcher made for this "
                     "MPI library (mpiexec, or srun --mpi=pmi2)?",
-                    *options.ranks, size, size == 1 ? "" : "s"));
+                    *expected, size, size == 1 ? "" : "s"));
   const char* tasks = std::getenv("SLURM_NTASKS");
   const bool has_launcher = std::getenv("PMI_RANK") != nullptr || std::getenv("PMI_FD") != nullptr ||
                             std::getenv("PMIX_RANK") != nullptr;
-  if (!options.ranks && size == 1 && !has_launcher && tasks != nullptr && std::atoi(tasks) > 1)
+  if (!expected && size == 1 && !has_launcher && tasks != nullptr && std::atoi(tasks) > 1)
     throw UsageError(
         fmt::format("SLURM_NTASKS is {}, but this process is alone in its world of 1 rank; start it with "
                     "srun --mpi=pmi2 or mpiexec, or pass --ranks 1",

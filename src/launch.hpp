@@ -8,12 +8,19 @@ namespace shardbench {
 /// Without MPI only the launcher knows who is first; every process would print the same line.
 bool speaks_before_start();
 
+/// What one rank makes of its command line.
+struct OwnOptions {
+  std::string json;     ///< the effective options by long name, a JSON object; unless refused
+  std::string refusal;  ///< why it is refused; else empty
+};
+OwnOptions own_options(const ParsedOptions& parsed);
+
 /// Collective: throws UsageError, alike on every rank, when a rank's command line was refused or when the
 /// ranks' options differ; it names the rank and the option.
-void agree_on_options(ControlChannel& channel, const ParsedOptions& own);
+void agree_on_options(ControlChannel& channel, const OwnOptions& own);
 
-/// Throws UsageError when the world is not what --ranks expects, or when this process is alone although Slurm
-/// started several: unconnected copies would each believe to be the whole job.
-void check_world_size(const Options& options, int size);
+/// Throws UsageError when the world is not what --ranks (`expected`) says, or when this process is alone
+/// although Slurm started several: unconnected copies would each believe to be the whole job.
+void check_world_size(std::optional<int> expected, int size);
 
 }  // namespace shardbench

@@ -35,6 +35,7 @@ const Choices<Algorithm> algorithm_choices = {{"auto", Algorithm::automatic},
                                               {"direct", Algorithm::direct},
                                               {"ring", Algorithm::ring},
                                               {"doubling", Algorithm::doubling},
+                                              {"hierarchical", Algorithm::hierarchical},
                                               {"native", Algorithm::native}};
 const Choices<Progress> progress_choices = {
     {"none", Progress::none}, {"poll", Progress::poll}, {"thread", Progress::thread}};
@@ -75,7 +76,7 @@ const std::vector<std::pair<std::string, std::string>>& options_elsewhere() {
 }
 
 /// Names that are kept for what later versions will do.
-constexpr std::array<std::string_view, 3> reserved_options = {"--ranks-per-node", "--jitter", "--contention"};
+constexpr std::array<std::string_view, 2> reserved_options = {"--jitter", "--contention"};
 
 /// CLI::Range lets NaN pass, which is neither below nor above anything.
 CLI::Validator finite_range(double low, double high) {
@@ -246,6 +247,9 @@ class Parser {
     add_choice("--payload", options_.payload, payload_choices,
                "phantom: true sizes, no contents (with timed)");
     app_.add_option("--backend", backend_, "mpi")->capture_default_str();
+    app_.add_option("--ranks-per-node", options_.ranks_per_node,
+                    "node size, for hierarchical; default: what MPI says, with --plan one node")
+        ->check(CLI::Range(1, 1 << 24));
     app_.add_option("--ranks", options_.ranks, "the world size expected (or, with --plan, planned for)")
         ->check(CLI::Range(1, 1 << 24));
   }
@@ -433,6 +437,8 @@ std::string options_json(const Options& o) {
       {"sequence-parallel", o.sequence_parallel == SequenceParallel::on},
       {"algorithm", name_of(o.algorithm)},
       {"progress", name_in(progress_choices, o.progress)},
+      {"ranks-per-node",
+       o.ranks_per_node ? nlohmann::ordered_json(*o.ranks_per_node) : nlohmann::ordered_json(nullptr)},
       {"payload", name_in(payload_choices, o.payload)},
       {"backend", "mpi"},
       {"threads", o.threads},

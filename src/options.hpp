@@ -81,6 +81,7 @@ struct Options {
 
   Algorithm algorithm = Algorithm::automatic;
   Progress progress = Progress::poll;
+  std::optional<int> ranks_per_node;
   Payload payload = Payload::real;
   int threads = 0;  ///< 0: allowed CPUs / ranks on the host
   std::uint64_t seed = 1;

@@ -60,6 +60,15 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
     ),
 }
 
+OPTIONAL_TABLES: Mapping[str, Mapping[str, Kind]] = {
+    "collectives": _columns(
+        integer="rank line size_bytes count repetition warmup sent_bytes wrong",
+        text="collective algorithm dtype reduction",
+        real="start_s end_s",
+    ),
+}
+"""Tables that only some programs write; read as empty where they are absent."""
+
 
 @dataclass(frozen=True)
 class Attributes:
@@ -118,6 +127,7 @@ class Trace:
     ledger: pd.DataFrame
     tensors: pd.DataFrame
     calibration: pd.DataFrame
+    collectives: pd.DataFrame
 
     @property
     def incomplete(self) -> str | None:
@@ -171,12 +181,17 @@ def _trace(path: Path, file: h5py.File) -> Trace:
     problems = [*_attribute_problems(file), *_config_problems(file)]
     for table, columns in TABLES.items():
         problems += _table_problems(file, table, columns)
+    for table, columns in OPTIONAL_TABLES.items():
+        if table in file:
+            problems += _table_problems(file, table, columns)
     if problems:
         # A run that was killed lacks what is written last: say so before listing what is missing.
         incomplete = _incomplete(_text(file.attrs.get("status", "complete")))
         raise TraceError(path, [incomplete, *problems] if incomplete else problems)
     config = json.loads(_text(file["config"][()]))
     tables = {table: _table(file[table], columns) for table, columns in TABLES.items()}
+    for table, columns in OPTIONAL_TABLES.items():
+        tables[table] = _table(file[table], columns) if table in file else pd.DataFrame(columns=list(columns))
     return Trace(path, _attributes(file), Config(**_known_fields(Config, config)), **tables)
 
 

@@ -29,6 +29,15 @@ VOCABULARY = {
     "stream": ("compute", "comm"),
 }
 AXES = ("world", "dp", "tp")
+BENCHMARK = "collectives"
+"""The program that trains nothing: its files have no steps, but a table of collectives."""
+BENCHMARK_VOCABULARY = {
+    "collective": COLLECTIVES,
+    "algorithm": ("direct", "ring", "doubling", "hierarchical", "native", "local"),
+    "dtype": ("bf16", "fp32"),
+    "reduction": ("sum", "product", "minimum", "maximum", "average", "none"),
+}
+ELEMENT_BYTES = {"bf16": 2, "fp32": 4}
 
 
 def file_violations(path: Path) -> list[str]:
@@ -71,6 +80,8 @@ def _datasets_filled(trace: Trace) -> Iterator[str]:
     """Only the trace level and a phantom payload excuse an empty dataset."""
     level = trace.config.options.get("trace", "events")
     needed = {"ranks", "steps"}
+    if trace.attributes.scenario == BENCHMARK:
+        needed, level = {"ranks", "collectives"}, "none"
     if level in ("steps", "events"):
         needed |= {"memory_peak", "ledger"}
         if trace.attributes.payload == "real":
@@ -78,12 +89,16 @@ def _datasets_filled(trace: Trace) -> Iterator[str]:
     if level == "events":
         needed |= {"events", "memory"}
     for name in sorted(needed):
-        if getattr(trace, name).empty:
+        if getattr(trace, name).empty and name == "collectives":
+            yield "collectives: no rows"
+        elif getattr(trace, name).empty:
             yield f"{name}: no rows, although the option trace is '{level}'"
 
 
 def _steps_complete(trace: Trace) -> Iterator[str]:
     options, steps = trace.config.options, trace.steps
+    if trace.attributes.scenario == BENCHMARK:
+        return
     try:
         warmup, timed = int(options["warmup"]), int(options["steps"])
     except (KeyError, TypeError, ValueError):
@@ -232,7 +247,96 @@ def _tensors(trace: Trace) -> Iterator[str]:
     yield from _each_once("tensors", "index", index, range(len(index)))
 
 
-Key = TypeVar("Key", int, tuple[int, int])
+def _collectives_complete(trace: Trace) -> Iterator[str]:
+    """Every rank has the same repetitions of every line: w warm-up, n timed, c checked."""
+    if trace.attributes.scenario != BENCHMARK or trace.collectives.empty:
+        return
+    rows, options = trace.collectives, trace.config.options
+    try:
+        warmup, timed, checked = (int(options[name]) for name in ("warmup_iters", "iters", "check"))
+    except (KeyError, TypeError, ValueError):
+        yield "config: the options 'warmup_iters', 'iters' and 'check' must be present and integers"
+        return
+    lines = range(int(rows["line"].max()) + 1)
+    repetitions = range(warmup + timed + checked)
+    found = list(zip(rows["rank"].tolist(), rows["line"].tolist(), rows["repetition"].tolist()))
+    expected = [(r, i, j) for r in range(trace.attributes.world_size) for i in lines for j in repetitions]
+    yield from _each_once("collectives", "(rank, line, repetition)", found, expected)
+    is_timed = (rows["repetition"] >= warmup) & (rows["repetition"] < warmup + timed)
+    yield from _first(
+        rows[(rows["warmup"] == 0) != is_timed],
+        lambda row: f"collectives: {_line(row)}: warmup = {row['warmup']}, but repetitions {warmup} to "
+        f"{warmup + timed - 1} are the timed ones",
+    )
+    is_checked = rows["repetition"] >= warmup + timed
+    yield from _first(
+        rows[(rows["wrong"] >= 0) != is_checked],
+        lambda row: f"collectives: {_line(row)}: wrong = {row['wrong']}, but repetitions from "
+        f"{warmup + timed} on are the checked ones, and -1 stands for the others",
+    )
+
+
+def _collective_words(trace: Trace) -> Iterator[str]:
+    for column, words in BENCHMARK_VOCABULARY.items():
+        yield from _unknown_words(trace.collectives[column], f"collectives: {column}", words)
+    rows = trace.collectives
+    yield from _first(
+        rows[(rows["collective"] == "all_gather") != (rows["reduction"] == "none")],
+        lambda row: f"collectives: {_line(row)}: reduction is '{row['reduction']}' of {row['collective']}",
+    )
+
+
+def _collective_sizes(trace: Trace) -> Iterator[str]:
+    """S = count x element size, times n where count is a rank's; its volume is what all ranks send."""
+    rows, n = trace.collectives, trace.attributes.world_size
+    is_reduction = rows["collective"] == "all_reduce"
+    blocks = np.where(is_reduction, 1, n)
+    size = rows["count"] * rows["dtype"].map(ELEMENT_BYTES) * blocks
+    yield from _first(
+        rows.assign(size=size)[rows["size_bytes"] != size],
+        lambda row: f"collectives: {_line(row)}: size_bytes = {row['size_bytes']}, but count "
+        f"{row['count']} of {row['dtype']} on {n} ranks makes {row['size']}",
+    )
+    told = rows[rows["sent_bytes"] >= 0]
+    sums = told.groupby(["line", "repetition"], as_index=False).agg(
+        sent=("sent_bytes", "sum"), size=("size_bytes", "first"), collective=("collective", "first")
+    )
+    volume = sums["size"] * (n - 1) * np.where(sums["collective"] == "all_reduce", 2, 1)
+    yield from _first(
+        sums.assign(volume=volume)[sums["sent"] != volume],
+        lambda row: f"collectives: line {row['line']}, repetition {row['repetition']}: all ranks together "
+        f"sent {row['sent']} bytes, the volume is {row['volume']}",
+    )
+
+
+def _collective_times(trace: Trace) -> Iterator[str]:
+    rows = trace.collectives
+    yield from _first(
+        rows[~((rows["start_s"] >= 0) & (rows["start_s"] <= rows["end_s"]))],
+        lambda row: f"collectives: {_line(row)}: start_s = {row['start_s']} s, end_s = {row['end_s']} s",
+    )
+    ordered = rows.sort_values(["rank", "line", "repetition"])
+    ordered = ordered.assign(busy_until_s=ordered.groupby("rank")["end_s"].shift())
+    yield from _first(
+        ordered[ordered["start_s"] < ordered["busy_until_s"] - CLOCK_RESOLUTION_S],
+        lambda row: f"collectives: {_line(row)} starts at {row['start_s']} s, before the one before it "
+        f"ends at {row['busy_until_s']} s",
+    )
+
+
+def _collective_check(trace: Trace) -> Iterator[str]:
+    if trace.attributes.scenario == BENCHMARK and trace.attributes.check == "passed":
+        yield from _first(
+            trace.collectives[trace.collectives["wrong"] > 0],
+            lambda row: f"collectives: {_line(row)}: wrong = {row['wrong']}, but check is 'passed'",
+        )
+
+
+def _line(row: dict[str, Any]) -> str:
+    return f"rank {row['rank']}, line {row['line']}, repetition {row['repetition']}"
+
+
+Key = TypeVar("Key", int, tuple[int, int], tuple[int, int, int])
 
 
 def _each_once(table: str, key: str, found: list[Key], expected: Iterable[Key]) -> Iterator[str]:
@@ -278,4 +382,9 @@ CHECKS: tuple[Callable[[Trace], Iterator[str]], ...] = (
     _peaks,
     _ledger,
     _tensors,
+    _collectives_complete,
+    _collective_words,
+    _collective_sizes,
+    _collective_times,
+    _collective_check,
 )

@@ -25,6 +25,10 @@ NUMBER_TYPES: dict[str, dict[str, str]] = {
     "ledger": {"rank": "i4"},
     "tensors": {"index": "i4", "elements": "u8"},
     "calibration": {"layer": "i4"},
+    "collectives": {
+        **{n: "i4" for n in "rank line repetition warmup".split()},
+        **{n: "i8" for n in "size_bytes count sent_bytes wrong".split()},
+    },
 }
 FIELDS = {
     "ranks": "rank dp_index tp_index local_rank host pid threads allowed_cpus affinity device",
@@ -38,10 +42,12 @@ FIELDS = {
     "ledger": "rank axis quantity expected measured padding unit",
     "tensors": "index name elements sum sum_of_squares",
     "calibration": "kind layer direction compute_alone_s communication_alone_s",
+    "collectives": "rank line collective algorithm dtype reduction size_bytes count repetition warmup"
+    " start_s end_s sent_bytes wrong",
 }
 TEXT_FIELDS = {
     *("host", "affinity", "device", "phase", "kind", "stream", "axis", "algorithm"),
-    *("dtype", "category", "quantity", "unit", "name", "direction"),
+    *("dtype", "category", "quantity", "unit", "name", "direction", "collective", "reduction"),
 }
 PSI = 1200
 
@@ -122,6 +128,29 @@ def synthetic(
         ],
         "calibration": [],
     }
+    return run
+
+
+def synthetic_collectives(size: int = 2) -> Synthetic:
+    """A valid run of the program collectives: one line of each collective, 1 + 2 + 1 repetitions."""
+    run = synthetic("collectives", size)
+    run.config["options"] = {"warmup_iters": 1, "iters": 2, "check": 1, "op": ["sum"]}
+    run.config["model"] = {}
+    run.tables |= {name: [] for name in run.tables if name not in ("ranks", "clock")}
+    run.tables["collectives"] = [
+        dict(
+            rank=rank, line=line, collective=collective, algorithm="ring", dtype="bf16",
+            reduction="none" if collective == "all_gather" else "maximum",
+            size_bytes=64 * size, count=32 * size if collective == "all_reduce" else 32,
+            repetition=repetition, warmup=int(repetition in (0, 3)), start_s=4.0 * line + repetition,
+            end_s=4.0 * line + repetition + 0.5,
+            sent_bytes=64 * (size - 1) * (2 if collective == "all_reduce" else 1),
+            wrong=0 if repetition == 3 else -1,
+        )
+        for line, collective in enumerate(("all_reduce", "reduce_scatter", "all_gather"))
+        for rank in range(size)
+        for repetition in range(4)
+    ]  # fmt: skip
     return run
 
 

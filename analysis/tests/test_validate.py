@@ -4,10 +4,11 @@ from collections.abc import Callable
 from math import nan
 from pathlib import Path
 
+import h5py
 import pytest
 
 from shardbench.validate import file_violations
-from synthetic import Synthetic, synthetic
+from synthetic import Synthetic, synthetic, synthetic_collectives
 
 
 def violations(run: Synthetic, folder: Path) -> list[str]:
@@ -267,3 +268,68 @@ def test_damaged_file_is_a_violation(run: Synthetic, tmp_path: Path) -> None:
     path = run.write(tmp_path / "a.h5")
     path.write_bytes(path.read_bytes()[:2000])
     assert "truncated or damaged" in file_violations(path)[0]
+
+
+# --- files of the program collectives
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_valid_collectives(tmp_path: Path, size: int) -> None:
+    assert violations(synthetic_collectives(size), tmp_path) == []
+
+
+def test_the_table_of_collectives_is_optional_and_its_shape_is_checked(run: Synthetic, tmp_path: Path) -> None:
+    assert "collectives" not in run.tables
+    assert violations(run, tmp_path) == []
+    run.tables["collectives"] = synthetic_collectives().tables["collectives"]
+    path = run.write(tmp_path / "a.h5")
+    with h5py.File(path, "r+") as file:
+        rows = file["collectives"][()]
+        del file["collectives"]
+        file["collectives"] = rows[["rank", "line"]]
+    assert "dataset 'collectives' has no field 'count'" in "; ".join(file_violations(path))
+
+
+def test_collectives_need_rows(tmp_path: Path) -> None:
+    run = synthetic_collectives()
+    run.tables["collectives"] = []
+    assert only(run, tmp_path) == "collectives: no rows"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"collective": "broadcast"}, "collective is 'broadcast'"),
+        ({"algorithm": "tree"}, "algorithm is 'tree'"),
+        ({"reduction": "none"}, "reduction is 'none' of reduce_scatter"),
+        ({"count": 33}, "count 33 of bf16 on 2 ranks makes 132"),
+        ({"sent_bytes": 63}, "all ranks together sent 127 bytes, the volume is 128"),
+        ({"warmup": 1}, "warmup = 1, but repetitions 1 to 2 are the timed ones"),
+        ({"wrong": 0}, "wrong = 0, but repetitions from 3 on are the checked ones"),
+        ({"end_s": 4.0}, "start_s = 5.0 s, end_s = 4.0 s"),
+        ({"end_s": 6.5}, "starts at 6.0 s, before the one before it ends at 6.5 s"),
+        ({"start_s": nan}, "start_s = nan s"),
+        ({"repetition": 2}, "is repeated"),
+    ],
+)
+def test_a_row_of_collectives(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    run = synthetic_collectives()
+    run.row("collectives", collective="reduce_scatter", rank=1, repetition=1).update(changes)
+    found = violations(run, tmp_path)
+    assert said in "; ".join(found)
+    assert all(sentence.startswith("collectives: ") for sentence in found)
+
+
+def test_wrong_elements_contradict_a_passed_check(tmp_path: Path) -> None:
+    run = synthetic_collectives()
+    run.row("collectives", rank=1, repetition=3)["wrong"] = 4
+    assert "wrong = 4, but check is 'passed'" in only(run, tmp_path)
+    run.attributes["check"] = "failed"
+    assert violations(run, tmp_path) == []
+
+
+def test_what_a_library_sends_is_not_told(tmp_path: Path) -> None:
+    run = synthetic_collectives()
+    for row in run.tables["collectives"]:
+        row.update(algorithm="native", sent_bytes=-1)
+    assert violations(run, tmp_path) == []

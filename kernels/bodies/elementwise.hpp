@@ -17,6 +17,27 @@ SHARDBENCH_BODY void add(std::int64_t i, To* destination, const From* source) {
   destination[i] = narrow<To>(widen(destination[i]) + widen(source[i]));
 }
 
+/// destination[i] *= source[i], rounded once to the destination's type.
+template <class To, class From>
+SHARDBENCH_BODY void multiply(std::int64_t i, To* destination, const From* source) {
+  destination[i] = narrow<To>(widen(destination[i]) * widen(source[i]));
+}
+
+/// destination[i] = source[i] / divisor, rounded once to the destination's type. (A factor 1/divisor would
+/// round twice.)
+template <class To, class From>
+SHARDBENCH_BODY void divided_copy(std::int64_t i, To* destination, const From* source, float divisor) {
+  destination[i] = narrow<To>(widen(source[i]) / divisor);
+}
+
+/// destination[i] = min(destination[i], source[i]); a NaN on either side stays.
+template <class To, class From>
+SHARDBENCH_BODY void minimum(std::int64_t i, To* destination, const From* source) {
+  const float a = widen(destination[i]);
+  const float b = widen(source[i]);
+  destination[i] = narrow<To>(a <= b || a != a ? a : b);
+}
+
 /// destination[i] = max(destination[i], source[i]); a NaN on either side stays.
 template <class To, class From>
 SHARDBENCH_BODY void maximum(std::int64_t i, To* destination, const From* source) {

@@ -13,12 +13,14 @@ namespace shardbench {
 enum class Collective { all_reduce, reduce_scatter, all_gather };
 std::string_view name_of(Collective collective);
 
-/// How an all-reduce or reduce-scatter combines elements; an all-gather ignores it.
-enum class Reduction { sum, maximum };
+/// How an all-reduce or reduce-scatter combines elements; an all-gather ignores it. `average` is the sum
+/// divided by the group's size.
+enum class Reduction { sum, product, minimum, maximum, average };
+std::string_view name_of(Reduction reduction);
 
 /// Who carries a collective out. `automatic` is resolved at issue; `local` is a group of one (nothing is
 /// sent).
-enum class Algorithm { automatic, direct, ring, doubling, native, local };
+enum class Algorithm { automatic, direct, ring, doubling, hierarchical, native, local };
 std::string_view name_of(Algorithm algorithm);
 std::optional<Algorithm> find_algorithm(std::string_view name);
 
@@ -51,8 +53,8 @@ using Pending = std::unique_ptr<PendingCollective>;
 ///
 /// Every collective works in place on a whole buffer of n equal blocks, n = size():
 ///   all_gather      block rank() holds this rank's contribution; afterwards every block is filled
-///   reduce_scatter  afterwards block rank() holds the sum; the other blocks are undefined
-///   all_reduce      any element count; afterwards the sum everywhere
+///   reduce_scatter  afterwards block rank() holds the reduction; the other blocks are undefined
+///   all_reduce      any element count; afterwards the reduction everywhere
 class Communicator {
  public:
   Communicator() = default;

@@ -29,7 +29,12 @@ class Pattern {
   }
 
   [[nodiscard]] Range segment(int block_offset, std::int64_t segment) const {
-    const Range block = block_range(request_.size, request_.ranks, rank(block_offset));
+    return segment_of(rank(block_offset), segment);
+  }
+
+  /// The same of the block that belongs to `owner`.
+  [[nodiscard]] Range segment_of(int owner, std::int64_t segment) const {
+    const Range block = block_range(request_.size, request_.ranks, owner);
     const std::int64_t begin = block.count * segment / segments_;
     const std::int64_t end = block.count * (segment + 1) / segments_;
     return {block.begin + begin, end - begin};
@@ -70,7 +75,6 @@ OnReceive direct_addition(DType dtype) {
 }
 
 void direct_reduce_scatter(Chain& chain, const Pattern& p, const ScheduleRequest& r, std::int64_t segment) {
-  chain.accumulator = p.segment(0, segment);
   for (int i = 1; i < r.ranks; ++i)
     chain.steps.push_back(exchange(p.rank(i), p.segment(i, segment), p.rank(-i), p.segment(0, segment),
                                    direct_addition(r.dtype)));
@@ -124,6 +128,71 @@ void doubling_reduce_scatter(Chain& chain, const Pattern& p, const ScheduleReque
     chain.steps.push_back(doubling_step(p, distance, r.ranks, Collective::reduce_scatter));
 }
 
+/// Nodes of `size` ranks each; this rank's node and its index there. Neighbours are taken around the ring.
+class Nodes {
+ public:
+  explicit Nodes(const ScheduleRequest& r)
+      : size_(r.node_size), count_(r.ranks / r.node_size), node_(r.rank / size_), local_(r.rank % size_) {}
+
+  [[nodiscard]] int size() const { return size_; }
+  [[nodiscard]] int count() const { return count_; }
+  /// The rank of this rank's local index, `offset` nodes on.
+  [[nodiscard]] int across(int offset) const { return around(node_ + offset, count_) * size_ + local_; }
+  /// The rank of this rank's node, `offset` local indices on.
+  [[nodiscard]] int within(int offset) const { return node_ * size_ + around(local_ + offset, size_); }
+  /// The ranks, one a node, whose local index is `offset` on from this rank's.
+  [[nodiscard]] std::vector<int> rail(int offset) const {
+    std::vector<int> ranks;
+    ranks.reserve(static_cast<std::size_t>(count_));
+    for (int node = 0; node < count_; ++node) ranks.push_back(node * size_ + around(local_ + offset, size_));
+    return ranks;
+  }
+
+ private:
+  static int around(int position, int length) { return (position % length + length) % length; }
+
+  int size_;
+  int count_;
+  int node_;
+  int local_;
+};
+
+Step exchange_between_nodes(const Nodes& nodes, Range send, Range receive, OnReceive on_receive) {
+  return exchange(nodes.across(1), send, nodes.across(-1), receive, on_receive);
+}
+
+/// Passes the blocks of one rail on to the next rank of the node, and takes those of another.
+Step exchange_in_node(const Pattern& p, const Nodes& nodes, std::int64_t segment, int send_rail,
+                      int receive_rail, OnReceive on_receive) {
+  Step step{.sends = {}, .receives = {}, .on_receive = on_receive};
+  for (const int owner : nodes.rail(send_rail))
+    add_transfer(step.sends, nodes.within(1), p.segment_of(owner, segment));
+  for (const int owner : nodes.rail(receive_rail))
+    add_transfer(step.receives, nodes.within(-1), p.segment_of(owner, segment));
+  return step;
+}
+
+void hierarchical_all_gather(Chain& chain, const Pattern& p, const ScheduleRequest& r, std::int64_t segment) {
+  const Nodes nodes(r);
+  for (int s = 0; s < nodes.count() - 1; ++s)
+    chain.steps.push_back(exchange_between_nodes(nodes, p.segment_of(nodes.across(-s), segment),
+                                                 p.segment_of(nodes.across(-s - 1), segment),
+                                                 OnReceive::store));
+  for (int s = 0; s < nodes.size() - 1; ++s)
+    chain.steps.push_back(exchange_in_node(p, nodes, segment, -s, -s - 1, OnReceive::store));
+}
+
+void hierarchical_reduce_scatter(Chain& chain, const Pattern& p, const ScheduleRequest& r,
+                                 std::int64_t segment) {
+  const Nodes nodes(r);
+  for (int s = 0; s < nodes.size() - 1; ++s)
+    chain.steps.push_back(exchange_in_node(p, nodes, segment, -s - 1, -s - 2, OnReceive::add));
+  for (int s = 0; s < nodes.count() - 1; ++s)
+    chain.steps.push_back(exchange_between_nodes(nodes, p.segment_of(nodes.across(-s - 1), segment),
+                                                 p.segment_of(nodes.across(-s - 2), segment),
+                                                 OnReceive::add));
+}
+
 std::int64_t segment_count(const ScheduleRequest& r) {
   if (r.algorithm == Algorithm::doubling)
     return 1;  // its messages are runs of blocks, which segments would tear
@@ -165,12 +234,14 @@ Elements Schedule::accumulator() const {
   std::int64_t largest = 0;
   for (const Chain& chain : chains)
     for (const Step& step : chain.steps)
-      if (step.on_receive == OnReceive::add_in_fp32) largest = std::max(largest, chain.accumulator.count);
+      if (step.on_receive == OnReceive::add_in_fp32) largest = std::max(largest, chain.own.count);
   return Elements(largest);
 }
 
 Schedule make_schedule(const ScheduleRequest& r) {
   SHARDBENCH_ASSERT(r.ranks >= 1 && r.rank >= 0 && r.rank < r.ranks && r.size >= Elements(0));
+  SHARDBENCH_ASSERT(r.algorithm != Algorithm::hierarchical ||
+                    (r.node_size >= 1 && r.ranks % r.node_size == 0));
   const std::int64_t segments = segment_count(r);
   const Pattern pattern(r, segments);
   Schedule schedule;
@@ -178,6 +249,7 @@ Schedule make_schedule(const ScheduleRequest& r) {
     Chain chain;
     const bool reduces = r.collective != Collective::all_gather;
     const bool gathers = r.collective != Collective::reduce_scatter;
+    if (reduces) chain.own = pattern.segment(0, segment);
     switch (r.algorithm) {
       case Algorithm::direct:
         if (reduces) direct_reduce_scatter(chain, pattern, r, segment);
@@ -190,6 +262,10 @@ Schedule make_schedule(const ScheduleRequest& r) {
       case Algorithm::doubling:
         if (reduces) doubling_reduce_scatter(chain, pattern, r);
         if (gathers) doubling_all_gather(chain, pattern, r);
+        break;
+      case Algorithm::hierarchical:
+        if (reduces) hierarchical_reduce_scatter(chain, pattern, r, segment);
+        if (gathers) hierarchical_all_gather(chain, pattern, r, segment);
         break;
       default:
         SHARDBENCH_ASSERT(r.ranks == 1);  // automatic is resolved before, native is not ours
@@ -230,9 +306,14 @@ std::string_view name_of(Collective collective) {
   return "";
 }
 
+std::string_view name_of(Reduction reduction) {
+  constexpr std::array<std::string_view, 5> names = {"sum", "product", "minimum", "maximum", "average"};
+  return names[static_cast<std::size_t>(reduction)];
+}
+
 namespace {
-constexpr std::array<std::string_view, 6> algorithm_names = {"auto",     "direct", "ring",
-                                                             "doubling", "native", "local"};
+constexpr std::array<std::string_view, 7> algorithm_names = {"auto",         "direct", "ring", "doubling",
+                                                             "hierarchical", "native", "local"};
 }  // namespace
 
 std::string_view name_of(Algorithm algorithm) { return algorithm_names[static_cast<std::size_t>(algorithm)]; }

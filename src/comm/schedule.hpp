@@ -7,6 +7,11 @@
 //   doubling  ceil(log2 n) alpha + (n-1)/n S/B for any n: Bruck's circulant graph (Bruck et al., IEEE TPDS
 //   1997),
 //             reduce-scatter being its mirror image (Träff, EuroMPI 2023)
+//   hierarchical  n = m nodes of g ranks, all-gather: a ring between the nodes among ranks of one local
+//   index,
+//             (m-1) alpha_nic + (m-1)/m S/(g B_nic), then a ring in each node of sets of m blocks,
+//             (g-1) alpha_node + (g-1)/g S/B_node; reduce-scatter is the mirror image, the node first.
+//             S(n-1)/n elements sent, of which only (m-1) S/n leave the node
 #pragma once
 
 #include <vector>
@@ -45,7 +50,9 @@ struct Step {
 /// chain's additions overlap another's transfers.
 struct Chain {
   std::vector<Step> steps;
-  Range accumulator;  ///< what add_in_fp32 sums into
+  /// This rank's share of the result: complete after the last adding step, and what add_in_fp32 sums into.
+  /// Empty without a reduction.
+  Range own;
 };
 
 struct Schedule {
@@ -63,11 +70,13 @@ Range block_range(Elements size, int n, int block);
 
 struct ScheduleRequest {
   Collective collective = Collective::all_gather;
-  Algorithm algorithm = Algorithm::direct;  ///< direct, ring or doubling
+  Algorithm algorithm = Algorithm::direct;  ///< direct, ring, doubling or hierarchical
   DType dtype = DType::fp32;
   Elements size;  ///< of the whole buffer
   int ranks = 1;
   int rank = 0;
+  /// Ranks of each node, consecutive in the group; divides `ranks`. Only hierarchical asks.
+  int node_size = 1;
 };
 
 /// The schedule of one rank; all ranks' schedules match message for message.

@@ -21,11 +21,29 @@ template <class To, class From>
 void combine(Reduction reduction, To* destination, const From* source, std::int64_t count) {
   switch (reduction) {
     case Reduction::sum:
+    case Reduction::average:  // divided once, when the sum is complete
       for (std::int64_t i = 0; i < count; ++i) bodies::add(i, destination, source);
+      break;
+    case Reduction::product:
+      for (std::int64_t i = 0; i < count; ++i) bodies::multiply(i, destination, source);
+      break;
+    case Reduction::minimum:
+      for (std::int64_t i = 0; i < count; ++i) bodies::minimum(i, destination, source);
       break;
     case Reduction::maximum:
       for (std::int64_t i = 0; i < count; ++i) bodies::maximum(i, destination, source);
       break;
+  }
+}
+
+/// Rounds source[i] to the destination's type, for an average divided by the group's size first.
+template <class To, class From>
+void finish(Reduction reduction, int ranks, To* destination, const From* source, std::int64_t count) {
+  if (reduction == Reduction::average) {
+    const auto divisor = static_cast<float>(ranks);
+    for (std::int64_t i = 0; i < count; ++i) bodies::divided_copy(i, destination, source, divisor);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) bodies::scaled_copy(i, destination, source, 1.0F);
   }
 }
 
@@ -48,7 +66,8 @@ class ScheduledOperation final : public Operation {
     const Chain* chain = nullptr;
     std::size_t step = 0;
     bool posted = false;
-    bool accumulating = false;
+    bool reducing = false;      ///< `own` is not complete yet
+    bool accumulating = false;  ///< ... and its sum so far lies in the accumulator
     int tag = 0;
     std::unique_ptr<MessageSet> messages;
   };
@@ -78,7 +97,7 @@ class ScheduledOperation final : public Operation {
   bool advance_slot(Slot& slot) {
     while (slot.chain != nullptr) {
       if (slot.step == slot.chain->steps.size()) {
-        if (slot.accumulating) store_accumulator(slot);
+        if (slot.reducing) complete_own(slot);
         next_chain(slot);
         continue;
       }
@@ -94,7 +113,8 @@ class ScheduledOperation final : public Operation {
 
   void post(Slot& slot, const Step& step) {
     if (step.on_receive == OnReceive::add_in_fp32 && !slot.accumulating) load_accumulator(slot);
-    if (step.on_receive != OnReceive::add_in_fp32 && slot.accumulating) store_accumulator(slot);
+    if (step.on_receive == OnReceive::store && slot.reducing) complete_own(slot);
+    slot.reducing = step.on_receive != OnReceive::store;
     std::int64_t staged = 0;
     for (const Transfer& receive : step.receives) {
       const bool direct = step.on_receive == OnReceive::store;
@@ -129,17 +149,27 @@ class ScheduledOperation final : public Operation {
   void load_accumulator(Slot& slot) {
     slot.accumulating = true;
     if (!buffer_->holds_values()) return;
-    const Range range = slot.chain->accumulator;
+    const Range range = slot.chain->own;
     const auto* own = reinterpret_cast<const bodies::BFloat16*>(at(range.begin));
     for (std::int64_t i = 0; i < range.count; ++i) bodies::scaled_copy(i, accumulator(slot), own, 1.0F);
   }
 
-  void store_accumulator(Slot& slot) {
-    slot.accumulating = false;
-    if (!buffer_->holds_values()) return;
-    const Range range = slot.chain->accumulator;
-    auto* own = reinterpret_cast<bodies::BFloat16*>(at(range.begin));
-    for (std::int64_t i = 0; i < range.count; ++i) bodies::scaled_copy(i, own, accumulator(slot), 1.0F);
+  /// After the last adding step, and before anyone is sent the result.
+  void complete_own(Slot& slot) {
+    const bool accumulated = std::exchange(slot.accumulating, false);
+    slot.reducing = false;
+    const Range range = slot.chain->own;
+    if (!buffer_->holds_values() || range.count == 0) return;
+    if (accumulated) {
+      auto* own = reinterpret_cast<bodies::BFloat16*>(at(range.begin));
+      finish(reduction_, transport_.size(), own, accumulator(slot), range.count);
+    } else if (reduction_ == Reduction::average && buffer_->dtype() == DType::fp32) {
+      auto* own = reinterpret_cast<float*>(at(range.begin));
+      finish(reduction_, transport_.size(), own, own, range.count);
+    } else if (reduction_ == Reduction::average) {
+      auto* own = reinterpret_cast<bodies::BFloat16*>(at(range.begin));
+      finish(reduction_, transport_.size(), own, own, range.count);
+    }
   }
 
   [[nodiscard]] std::byte* at(std::int64_t element) const {
@@ -171,11 +201,11 @@ class ScheduledOperation final : public Operation {
 class ScheduledCommunicator final : public Communicator {
  public:
   ScheduledCommunicator(std::unique_ptr<Transport> transport, ProgressEngine& engine, Memory& memory,
-                        Algorithm algorithm)
+                        ScheduleChoice choice)
       : transport_(std::move(transport)),
         engine_(engine),
         memory_(memory),
-        algorithm_(algorithm),
+        choice_(choice),
         queue_(engine.add_queue()) {}
 
   [[nodiscard]] int rank() const override { return transport_->rank(); }
@@ -183,13 +213,14 @@ class ScheduledCommunicator final : public Communicator {
 
   Pending start(Collective collective, BufferRef buffer, Reduction reduction) override {
     ScheduleRequest request{.collective = collective,
-                            .algorithm = algorithm_,
+                            .algorithm = choice_.algorithm,
                             .dtype = buffer->dtype(),
                             .size = buffer->elements(),
                             .ranks = size(),
-                            .rank = rank()};
+                            .rank = rank(),
+                            .node_size = choice_.node_size};
     SHARDBENCH_ASSERT(collective == Collective::all_reduce || request.size.count() % size() == 0);
-    request.algorithm = resolve(algorithm_, request);
+    request.algorithm = resolve(choice_.algorithm, request);
     Schedule schedule = make_schedule(request);
     const Bytes sent = bytes_of(request.dtype, schedule.sent());
     ScheduleScratch scratch = allocate_scratch(schedule, request.dtype, memory_,
@@ -207,7 +238,7 @@ class ScheduledCommunicator final : public Communicator {
   std::unique_ptr<Transport> transport_;
   ProgressEngine& engine_;
   Memory& memory_;
-  Algorithm algorithm_;
+  ScheduleChoice choice_;
   ProgressEngine::QueueId queue_;
   int next_tag_ = 0;
 };
@@ -216,8 +247,8 @@ class ScheduledCommunicator final : public Communicator {
 
 std::unique_ptr<Communicator> make_scheduled_communicator(std::unique_ptr<Transport> transport,
                                                           ProgressEngine& engine, Memory& memory,
-                                                          Algorithm algorithm) {
-  return std::make_unique<ScheduledCommunicator>(std::move(transport), engine, memory, algorithm);
+                                                          ScheduleChoice choice) {
+  return std::make_unique<ScheduledCommunicator>(std::move(transport), engine, memory, choice);
 }
 
 }  // namespace shardbench

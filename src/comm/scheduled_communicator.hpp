@@ -9,11 +9,16 @@
 
 namespace shardbench {
 
-/// `engine` and `memory` must outlive the communicator; `algorithm` may be automatic, direct, ring or
-/// doubling.
+/// Which schedules a communicator carries out.
+struct ScheduleChoice {
+  Algorithm algorithm = Algorithm::automatic;  ///< any but native
+  int node_size = 1;  ///< of the group's nodes (node_size_of); only hierarchical asks
+};
+
+/// `engine` and `memory` must outlive the communicator.
 std::unique_ptr<Communicator> make_scheduled_communicator(std::unique_ptr<Transport> transport,
                                                           ProgressEngine& engine, Memory& memory,
-                                                          Algorithm algorithm);
+                                                          ScheduleChoice choice);
 
 /// A handle on an operation in the engine; keeps buffers and scratch until it is waited for and destroyed.
 class EnginePending final : public PendingCollective {

@@ -24,6 +24,7 @@ struct Placement {
   int allowed_cpus = 1;  ///< of this rank
   int host_cpus = 1;     ///< that the ranks of this host may use together
   std::string affinity;  ///< CPU list, e.g. "0-3,8"
+  int node = 0;  ///< number of the node, which --ranks-per-node may define otherwise than the hosts do
 };
 
 /// Blocking messages between ranks for set-up and for collecting traces; never used inside a timed step.
@@ -64,7 +65,8 @@ class World {
 
   virtual ControlChannel& control() = 0;
   /// A communicator over `members` (world ranks, in group order, this rank among them). Collective: every
-  /// rank calls it at the same time, groups being equal or disjoint.
+  /// rank calls it at the same time, groups being equal or disjoint. Throws UsageError, alike on every rank,
+  /// when the algorithm is hierarchical and some group's members are not equal runs of ranks per node.
   virtual std::unique_ptr<Communicator> communicator(std::span<const int> members) = 0;
 
   [[nodiscard]] virtual Placement placement() const = 0;
@@ -80,6 +82,7 @@ class World {
 struct WorldSettings {
   Progress progress = Progress::poll;
   Algorithm algorithm = Algorithm::automatic;
+  std::optional<int> ranks_per_node;  ///< where the system's answer shall not count
 };
 
 // Helpers over a control channel. All are collective.

@@ -1,5 +1,6 @@
 #include "src/trace/process_memory.hpp"
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -27,6 +28,16 @@ ProcessMemory read_process_memory() {
   return {.rss = kilobytes("/proc/self/status", "VmRSS:"),
           .hwm = kilobytes("/proc/self/status", "VmHWM:"),
           .pss = kilobytes("/proc/self/smaps_rollup", "Pss:")};
+}
+
+Bytes available_memory() {
+  const Bytes available = kilobytes("/proc/meminfo", "MemAvailable:");
+  // Control groups, version 2, as a container sees its own. "max" is no number.
+  std::int64_t limit = 0;
+  std::int64_t used = 0;
+  std::ifstream("/sys/fs/cgroup/memory.max") >> limit;
+  std::ifstream("/sys/fs/cgroup/memory.current") >> used;
+  return limit > 0 ? std::min(available, Bytes(std::max<std::int64_t>(limit - used, 0))) : available;
 }
 
 }  // namespace shardbench

@@ -14,4 +14,8 @@ struct ProcessMemory {
 /// Takes a few milliseconds (the kernel walks the page tables): never inside a timed step.
 ProcessMemory read_process_memory();
 
+/// Bytes that this host's processes may still allocate: what the kernel calls available, or less where a
+/// control group limits this process; 0 where the kernel does not tell.
+Bytes available_memory();
+
 }  // namespace shardbench

@@ -75,4 +75,21 @@ struct CalibrationRow {
   double communication_alone_s = 0.0;
 };
 
+/// One repetition of one line of the program `collectives` on one rank: a row of `collectives`.
+struct CollectiveRecord {
+  std::int32_t line = 0;  ///< of the printed table, from 0
+  Collective collective = Collective::all_reduce;
+  Algorithm algorithm = Algorithm::local;
+  DType dtype = DType::fp32;
+  Reduction reduction = Reduction::sum;  ///< says nothing about an all-gather
+  Bytes size;                            ///< S as nccl-tests defines it
+  Elements count;                        ///< as nccl-tests prints it
+  std::int32_t repetition = 0;
+  std::int32_t warmup = 0;  ///< 1 for what is not timed
+  double start_s = 0.0;
+  double end_s = 0.0;
+  std::int64_t sent_bytes = 0;  ///< -1 where the library does not tell
+  std::int64_t wrong = -1;      ///< elements; -1 where the result was not checked
+};
+
 }  // namespace shardbench

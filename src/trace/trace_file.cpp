@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "src/errors.hpp"
@@ -115,6 +116,17 @@ struct TensorFileRow {
   Text<32> name;
   std::int64_t elements;
   double sum, sum_of_squares;
+};
+struct CollectiveFileRow {
+  std::int32_t rank, line;
+  Text<14> collective;
+  Text<12> algorithm;
+  Text<6> dtype;
+  Text<8> reduction;
+  std::int64_t size_bytes, count;
+  std::int32_t repetition, warmup;
+  double start_s, end_s;
+  std::int64_t sent_bytes, wrong;
 };
 struct CalibrationFileRow {
   Text<12> kind;
@@ -282,6 +294,25 @@ Id calibration_type() {
       .SHARDBENCH_COLUMN(R, communication_alone_s)
       .take();
 }
+Id collectives_type() {
+  using R = CollectiveFileRow;
+  return RowType<R>()
+      .SHARDBENCH_COLUMN(R, rank)
+      .SHARDBENCH_COLUMN(R, line)
+      .SHARDBENCH_COLUMN(R, collective)
+      .SHARDBENCH_COLUMN(R, algorithm)
+      .SHARDBENCH_COLUMN(R, dtype)
+      .SHARDBENCH_COLUMN(R, reduction)
+      .SHARDBENCH_COLUMN(R, size_bytes)
+      .SHARDBENCH_COLUMN(R, count)
+      .SHARDBENCH_COLUMN(R, repetition)
+      .SHARDBENCH_COLUMN(R, warmup)
+      .SHARDBENCH_COLUMN(R, start_s)
+      .SHARDBENCH_COLUMN(R, end_s)
+      .SHARDBENCH_COLUMN(R, sent_bytes)
+      .SHARDBENCH_COLUMN(R, wrong)
+      .take();
+}
 
 /// An extensible one-dimensional dataset of rows.
 class Table {
@@ -368,7 +399,7 @@ std::string_view name_of(RunStatus status) {
 
 class TraceFile::Impl {
  public:
-  explicit Impl(const std::string& path)
+  Impl(const std::string& path, Tables tables)
       : path_(path),
         file_(create(path)),
         ranks(file_.get(), "ranks", ranks_type()),
@@ -379,7 +410,9 @@ class TraceFile::Impl {
         memory_peak(file_.get(), "memory_peak", memory_peak_type()),
         ledger(file_.get(), "ledger", ledger_type()),
         tensors(file_.get(), "tensors", tensors_type()),
-        calibration(file_.get(), "calibration", calibration_type()) {}
+        calibration(file_.get(), "calibration", calibration_type()) {
+    if (tables == Tables::collectives) collectives.emplace(file_.get(), "collectives", collectives_type());
+  }
 
   /// Runs `work`; an error then says which file could not be written.
   template <class Work>
@@ -433,11 +466,12 @@ class TraceFile::Impl {
 
  public:
   Table ranks, clock, steps, events, memory, memory_peak, ledger, tensors, calibration;
+  std::optional<Table> collectives;
 };
 
-TraceFile::TraceFile(const std::string& path, ExistingFile existing) {
+TraceFile::TraceFile(const std::string& path, ExistingFile existing, Tables tables) {
   probe_path(path, existing);
-  impl_ = std::make_unique<Impl>(path);
+  impl_ = std::make_unique<Impl>(path, tables);
   set("schema", "shardbench");
   set("schema_version", schema_version);
   set_status(RunStatus::running);
@@ -577,6 +611,30 @@ void TraceFile::append(std::span<const CalibrationRow> rows) {
         convert<CalibrationFileRow>(rows, [](const CalibrationRow& c) {
           return CalibrationFileRow{Text<12>(c.kind), c.layer, Text<12>(c.direction), c.compute_alone_s,
                                     c.communication_alone_s};
+        }));
+  });
+}
+
+void TraceFile::append(int rank, std::span<const CollectiveRecord> rows) {
+  SHARDBENCH_ASSERT(impl_->collectives);
+  impl_->guarded([&] {
+    impl_->collectives->append<CollectiveFileRow>(
+        convert<CollectiveFileRow>(rows, [rank](const CollectiveRecord& c) {
+          const bool reduces = c.collective != Collective::all_gather;
+          return CollectiveFileRow{rank,
+                                   c.line,
+                                   Text<14>(name_of(c.collective)),
+                                   Text<12>(name_of(c.algorithm)),
+                                   Text<6>(name_of(c.dtype)),
+                                   Text<8>(reduces ? name_of(c.reduction) : "none"),
+                                   c.size.count(),
+                                   c.count.count(),
+                                   c.repetition,
+                                   c.warmup,
+                                   c.start_s,
+                                   c.end_s,
+                                   c.sent_bytes,
+                                   c.wrong};
         }));
   });
 }

@@ -19,11 +19,14 @@ std::string_view name_of(RunStatus status);
 
 enum class ExistingFile { refuse, overwrite };
 
+/// Which tables a file has: those of a training run, or also `collectives`.
+enum class Tables { training, collectives };
+
 class TraceFile {
  public:
   /// Creates the file with every dataset empty and status `running`. Throws UsageError when it exists and may
   /// not be replaced, RunError with path and reason when it cannot be written.
-  TraceFile(const std::string& path, ExistingFile existing);
+  TraceFile(const std::string& path, ExistingFile existing, Tables tables = Tables::training);
   TraceFile(const TraceFile&) = delete;
   TraceFile& operator=(const TraceFile&) = delete;
   ~TraceFile();
@@ -42,6 +45,8 @@ class TraceFile {
   void append(std::span<const RankLedgerRow> rows);
   void append(std::span<const TensorRow> rows);
   void append(std::span<const CalibrationRow> rows);
+  /// Only into a file made with Tables::collectives.
+  void append(int rank, std::span<const CollectiveRecord> rows);
 
   /// Everything appended so far survives the process's death.
   void flush();

@@ -38,7 +38,10 @@ std::string plan_json(Options options, const ScenarioDefinition& definition) {
     options.calibration_text = read_calibration_file(options.calibration_file);
   Memory memory;
   const auto world = make_plan_world(ranks, options.plan_rank,
-                                     {.progress = options.progress, .algorithm = options.algorithm}, memory);
+                                     {.progress = options.progress,
+                                      .algorithm = options.algorithm,
+                                      .ranks_per_node = options.ranks_per_node},
+                                     memory);
   RankSetup setup(options, definition, *world, memory, Purpose::plan);
   setup.recorder().clear();  // the memory that set-up took is in the totals below
   setup.step(0, false);

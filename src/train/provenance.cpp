@@ -39,33 +39,51 @@ std::string job_name() {
 
 }  // namespace
 
-void describe_run(TraceFile& file, const RunDescription& run) {
+void describe_program(TraceFile& file, const std::string& scenario, const World& world,
+                      const std::string& command_line) {
   const BuildInfo build = build_info();
-  const Options& options = run.options;
-  const World& world = run.world;
-  const nlohmann::json effective = nlohmann::json::parse(options_json(options));
-  const ModelDims& d = options.dims;
-  file.set("scenario", run.scenario);
+  file.set("scenario", scenario);
   file.set("world_size", world.size());
-  file.set("dp", options.dp);
-  file.set("tp", options.tp);
-  file.set("psi", parameter_count(d).count());
   file.set("backend", "mpi");
-  file.set("compute", effective["compute"].get<std::string>());
-  file.set("payload", effective["payload"].get<std::string>());
   file.set("simulated", world.simulated() ? 1 : 0);
   file.set("git_commit", std::string(build.git_commit));
   file.set("git_dirty", build.git_dirty ? 1 : 0);
   file.set("build_type", std::string(build.build_type));
   file.set("created_utc", utc_now("{:%Y-%m-%dT%H:%M:%SZ}"));
-  file.set("command_line", run.command_line);
+  file.set("command_line", command_line);
   file.set("mpi_library", world.library());
   file.set("hdf5_version", hdf5_version());
   file.set("nccl_version", "none");
-  file.set("seed", static_cast<std::int64_t>(options.seed));
   file.set("launch_id", fmt::format("{}-{}", utc_now("{:%Y%m%dT%H%M%SZ}"), job_name()));
   file.set("oversubscribed", 0);  // corrected once every rank's placement is known
   file.set("steady", 0);
+}
+
+std::map<std::string, std::string> recorded_environment() {
+  std::map<std::string, std::string> variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text(*entry);
+    for (const char* prefix : recorded_prefixes)
+      if (text.starts_with(prefix)) {
+        variables[text.substr(0, text.find('='))] = text.substr(text.find('=') + 1);
+        break;
+      }
+  }
+  return variables;
+}
+
+void describe_run(TraceFile& file, const RunDescription& run) {
+  const Options& options = run.options;
+  const World& world = run.world;
+  const nlohmann::json effective = nlohmann::json::parse(options_json(options));
+  const ModelDims& d = options.dims;
+  describe_program(file, run.scenario, world, run.command_line);
+  file.set("dp", options.dp);
+  file.set("tp", options.tp);
+  file.set("psi", parameter_count(d).count());
+  file.set("compute", effective["compute"].get<std::string>());
+  file.set("payload", effective["payload"].get<std::string>());
+  file.set("seed", static_cast<std::int64_t>(options.seed));
   file.set("check", options.check == Check::on ? "running" : "off");
 
   nlohmann::ordered_json config;
@@ -81,15 +99,7 @@ void describe_run(TraceFile& file, const RunDescription& run) {
                      {"psi", parameter_count(d).count()}};
   config["wait_policy"] = world.wait_policy();
   config["threads_per_rank"] = thread_count(options, world.placement());
-  config["environment"] = nlohmann::ordered_json::object();
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string text(*entry);
-    for (const char* prefix : recorded_prefixes)
-      if (text.starts_with(prefix)) {
-        config["environment"][text.substr(0, text.find('='))] = text.substr(text.find('=') + 1);
-        break;
-      }
-  }
+  config["environment"] = recorded_environment();
   file.set_config(config.dump());
 }
 

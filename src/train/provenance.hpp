@@ -1,6 +1,7 @@
 // Where a result comes from: root attributes and configuration of the trace file.
 #pragma once
 
+#include <map>
 #include <string>
 
 #include "src/options.hpp"
@@ -14,6 +15,14 @@ struct RunDescription {
   const World& world;
   std::string command_line;
 };
+
+/// The root attributes that do not depend on options: program, build, libraries, launch. Those that only the
+/// run can tell are set as not yet known.
+void describe_program(TraceFile& file, const std::string& scenario, const World& world,
+                      const std::string& command_line);
+
+/// The environment variables that change results; everything else stays private.
+std::map<std::string, std::string> recorded_environment();
 
 /// Writes every root attribute (those that only the run can tell, as not yet known) and the `config` dataset.
 void describe_run(TraceFile& file, const RunDescription& run);

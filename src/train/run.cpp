@@ -1,7 +1,6 @@
 #include "src/train/run.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -18,6 +17,7 @@
 #include "src/train/collector.hpp"
 #include "src/train/provenance.hpp"
 #include "src/train/rank_setup.hpp"
+#include "src/train/rank_table.hpp"
 
 namespace shardbench {
 namespace {
@@ -52,7 +52,9 @@ class Run {
   }
 
   ExitCode execute() {
-    write_ranks();
+    const Mesh& mesh = setup_.context().mesh;
+    write_ranks(file_.get(), world_,
+                {.dp_index = mesh.dp_index, .tp_index = mesh.tp_index, .threads = setup_.threads()});
     write_process_memory(-1, process_before_);
     write_clocks();
     calibrate();
@@ -84,39 +86,6 @@ class Run {
       return std::string();
     });
     return file;
-  }
-
-  void write_ranks() {
-    const Placement p = world_.placement();
-    const nlohmann::json own = {{"host", p.host},
-                                {"local_rank", p.local_rank},
-                                {"local_size", p.local_size},
-                                {"allowed_cpus", p.allowed_cpus},
-                                {"host_cpus", p.host_cpus},
-                                {"affinity", p.affinity},
-                                {"pid", static_cast<int>(getpid())},
-                                {"threads", setup_.threads()},
-                                {"dp_index", setup_.context().mesh.dp_index},
-                                {"tp_index", setup_.context().mesh.tp_index}};
-    bool oversubscribed = false;
-    collector_.for_each_rank_json(own, [&](int rank, const nlohmann::json& json) {
-      const int threads = json["threads"];
-      oversubscribed = oversubscribed || (!world_.simulated() && json["local_size"].get<int>() * threads >
-                                                                     json["host_cpus"].get<int>());
-      const RankRow row{.rank = rank,
-                        .dp_index = json["dp_index"],
-                        .tp_index = json["tp_index"],
-                        .pid = json["pid"],
-                        .threads = threads,
-                        .placement = {.host = json["host"],
-                                      .local_rank = json["local_rank"],
-                                      .local_size = json["local_size"],
-                                      .allowed_cpus = json["allowed_cpus"],
-                                      .host_cpus = json["host_cpus"],
-                                      .affinity = json["affinity"]}};
-      file_->append(std::span<const RankRow>(&row, 1));
-    });
-    if (file_) file_->set("oversubscribed", oversubscribed ? 1 : 0);
   }
 
   void write_clocks() {

@@ -22,10 +22,12 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 # A file may include files of its own level and of lower ones.
 LEVELS = [
     ("src/main.cpp", 4),
+    ("src/program", 4),  # entered by every main
     ("src/tools/", 4),
     ("src/scenarios/", 3),
     ("src/scenario.hpp", 2),  # what train runs, and scenarios are
     ("src/train/", 2),
+    ("src/collectives/", 2),
     ("src/options", 1),
     ("src/ledger/", 1),
     ("src/comm/", 1),

@@ -141,6 +141,7 @@ def test_zero3_schedules(index: int) -> None:
     (3, "--layout flat --prefetch 0 --algorithm doubling --reshard-after-forward none"),
     (3, "--layout per-parameter --prefetch 2,1 --algorithm native --communicators 2"),
     (6, "--layout flat --prefetch 10 --algorithm ring --rs-wait end"),
+    (6, "--layout flat --prefetch 2 --algorithm hierarchical --ranks-per-node 3"),
     (6, "--layout per-parameter --prefetch 2 --algorithm direct --progress thread --communicators 2 --rs-wait end"),
 ])
 def test_zero3_uneven_schedules(ranks: int, options: str) -> None:

@@ -197,7 +197,7 @@ def test_runs(index: int) -> None:
     assert sent == case.ranks * sum(o.volume(o.elements) * BYTES[o.dtype] for o in case.operations() if o.kind != "compute")
 
 
-@pytest.mark.parametrize("algorithm", ["direct", "ring", "doubling"])
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "doubling", "hierarchical"])
 def test_every_algorithm_sends_the_volume(algorithm: str) -> None:
     for scenario, ranks in itertools.product(["zero3", "ddp"], [2, 3, 4, 5, 8]):
         case = Case(scenario, ranks=ranks, extra=("--algorithm", algorithm))

@@ -17,6 +17,7 @@ CASES = [
     ("zero3", [4, 5], "--tied --layout flat --grad-accum 2 --clip 0.5 --algorithm doubling --progress thread"),
     ("zero3", [2, 5], "--layout flat --reshard-after-forward none --algorithm direct --progress none"),
     ("zero3", [4], "--algorithm native --clip 1 --micro-batch 3"),
+    ("zero3", [4], "--algorithm hierarchical --ranks-per-node 2"),
     ("zero3", [1, 2, 4, 5], f"{TIMED} --payload phantom"),
     ("zero3", [5], f"{TIMED} --payload real --layout flat --wrap root --grad-accum 2 --algorithm ring"),
     ("ddp", [1, 2, 4, 5], ""),

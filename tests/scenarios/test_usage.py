@@ -57,6 +57,7 @@ def refused(folder: Path, code: int, launch: str, scenario: str, options: Sequen
     ("zero3", "--backend nccl", ["nccl", "mpi"]),
     ("zero3", "--ranks 4", ["4"]),
     ("zero3", "--rank 1", ["--rank", "--plan"]),
+    ("zero3", "--ranks-per-node 0", ["--ranks-per-node"]),
     ("zero3", "surplus", ["surplus"]),
 ])
 def test_usage(tmp_path: Path, launch: str, scenario: str, options: str, said: list[str]) -> None:
@@ -69,6 +70,7 @@ def test_usage(tmp_path: Path, launch: str, scenario: str, options: str, said: l
     ("--global-batch 4", ["4", "3"]),
     ("--global-batch 6 --micro-batch 4", ["6", "12"]),
     ("--micro-batch 30000", ["90000"]),
+    ("--algorithm hierarchical --ranks-per-node 2", ["hierarchical", "3 ranks", "0,0,1", "--ranks-per-node"]),
     ("--ranks 4", ["4", "3"]),
 ])
 def test_usage_that_only_the_world_size_shows(tmp_path: Path, launch: str, options: str, said: list[str]) -> None:
@@ -81,6 +83,7 @@ def test_usage_that_only_the_world_size_shows(tmp_path: Path, launch: str, optio
     ("--rank 1", ["--rank 1"]),
     ("--ranks 2 --rank -1", ["-1"]),
     ("--ranks 3 --global-batch 4", ["4", "3"]),
+    ("--ranks 6 --ranks-per-node 4 --algorithm hierarchical", ["hierarchical", "0,0,0,0,1,1"]),
     ("--ranks 0", ["0"]),
 ])
 def test_bad_plans(tmp_path: Path, options: str, said: list[str]) -> None:

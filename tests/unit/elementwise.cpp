@@ -108,6 +108,33 @@ TEST_P(Casts, RefusesUnequalCounts) {
   EXPECT_ANY_THROW(kernels->accumulate(shorter.view(), source_.view()));
 }
 
+TEST(Reductions, RoundOnceAndKeepNans) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float third = 1.0F / 3.0F;
+  const auto combined = [](auto body, float into, float from) {
+    body(&into, &from);
+    return into;
+  };
+  const auto multiply = [](float* a, const float* b) { bodies::multiply(0, a, b); };
+  const auto minimum = [](float* a, const float* b) { bodies::minimum(0, a, b); };
+  const auto maximum = [](float* a, const float* b) { bodies::maximum(0, a, b); };
+  EXPECT_EQ(combined(multiply, -3.0F, third), -3.0F * third);
+  EXPECT_EQ(combined(minimum, -3.0F, third), -3.0F);
+  EXPECT_EQ(combined(minimum, 3.0F, third), third);
+  EXPECT_EQ(combined(maximum, -3.0F, third), third);
+  for (const auto body : {+minimum, +maximum}) {
+    EXPECT_TRUE(std::isnan(combined(body, nan, 1.0F)));
+    EXPECT_TRUE(std::isnan(combined(body, 1.0F, nan)));
+  }
+  BFloat16 product = bodies::narrow<BFloat16>(1.0078125F);
+  bodies::multiply(0, &product, &product);  // 1 + 2^-6 + 2^-14 needs more digits than bf16 has
+  EXPECT_EQ(bodies::widen(product), 1.015625F);
+  const float seven = 7.0F;
+  BFloat16 divided{};
+  bodies::divided_copy(0, &divided, &seven, 3.0F);
+  EXPECT_EQ(bodies::widen(divided), rounded_to(DType::bf16, 7.0F / 3.0F));
+}
+
 TEST(Elementwise, FillZeroClearsEveryByteAndNoMore) {
   KernelSet kernels(1);
   for (const DType dtype : {DType::bf16, DType::fp32}) {

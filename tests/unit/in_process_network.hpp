@@ -108,7 +108,9 @@ class InProcessTransport final : public Transport {
 /// Ranks with an engine each and `communicators` communicators over all of them.
 class Cluster {
  public:
-  Cluster(int ranks, Algorithm algorithm, std::size_t communicators = 1) {
+  Cluster(int ranks, Algorithm algorithm, std::size_t communicators = 1)
+      : Cluster(ranks, ScheduleChoice{.algorithm = algorithm, .node_size = 1}, communicators) {}
+  Cluster(int ranks, ScheduleChoice choice, std::size_t communicators = 1) {
     for (std::size_t c = 0; c < communicators; ++c) networks_.push_back(std::make_unique<Network>());
     for (int rank = 0; rank < ranks; ++rank) {
       Rank& r = *ranks_.emplace_back(std::make_unique<Rank>(
@@ -116,7 +118,7 @@ class Cluster {
                                 .pause = [this](int attempt) { drive(attempt); }}));
       for (const auto& network : networks_)
         r.communicators.push_back(make_scheduled_communicator(
-            std::make_unique<InProcessTransport>(*network, rank, ranks), r.engine, r.memory, algorithm));
+            std::make_unique<InProcessTransport>(*network, rank, ranks), r.engine, r.memory, choice));
     }
   }
 

@@ -346,8 +346,9 @@ TEST(GlobalBatch, ThatDoesNotFitIsRefused) {
 TEST(Json, HoldsTheEffectiveConfiguration) {
   const std::string json =
       options_json(zero3(words("--prefetch 2,1 --tied --global-batch 8 --reduce-dtype bf16")));
-  for (const char* part : {R"("scenario":"zero3")", R"("prefetch":"2,1")", R"("wrap":"root")",
-                           R"("global-batch":8)", R"("reduce-dtype":"bf16")", R"("flops":null)"})
+  for (const char* part :
+       {R"("scenario":"zero3")", R"("prefetch":"2,1")", R"("wrap":"root")", R"("ranks-per-node":null)",
+        R"("global-batch":8)", R"("reduce-dtype":"bf16")", R"("flops":null)"})
     EXPECT_NE(json.find(part), std::string::npos) << part << " in " << json;
 }
 
@@ -364,7 +365,8 @@ Arguments garbage(std::mt19937& generator) {
       "--grad-accum --global-batch -n --steps -w --warmup --window --compute --flops --calibration "
       "--param-dtype "
       "--reduce-dtype --fp32-grad-accum --clip --layout --wrap --reshard-after-forward --prefetch "
-      "--communicators --rs-wait --bucket-mb --algorithm --progress --payload --backend --ranks --threads "
+      "--communicators --rs-wait --bucket-mb --algorithm --progress --payload --backend --ranks "
+      "--ranks-per-node --threads "
       "--seed "
       "-c --check --trace --plan --rank -o --output --overwrite --version --help -h --recompute -- - --- = 0 "
       "1 2 "

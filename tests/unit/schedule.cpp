@@ -1,6 +1,9 @@
 // Schedules as data, and carried out by all ranks at once over an in-process network.
 #include "src/comm/schedule.hpp"
 
+#include <array>
+
+#include "src/comm/nodes.hpp"
 #include "tests/unit/in_process_network.hpp"
 
 namespace shardbench::test {
@@ -9,8 +12,20 @@ namespace {
 const std::vector<int> group_sizes = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17};
 const std::vector<Collective> collectives = {Collective::all_gather, Collective::reduce_scatter,
                                              Collective::all_reduce};
-const std::vector<Algorithm> algorithms = {Algorithm::direct, Algorithm::ring, Algorithm::doubling};
+const std::vector<Algorithm> algorithms = {Algorithm::direct, Algorithm::ring, Algorithm::doubling,
+                                           Algorithm::hierarchical};
 const std::vector<DType> dtypes = {DType::bf16, DType::fp32};
+
+/// The node size that tests use unless they try all: the smallest divisor from 2 on.
+int a_node_size(int ranks) {
+  int size = 2;
+  while (size < ranks && ranks % size != 0) ++size;
+  return std::min(size, ranks);
+}
+
+ScheduleChoice choice(Algorithm algorithm, int ranks) {
+  return {.algorithm = algorithm, .node_size = a_node_size(ranks)};
+}
 
 // --- schedules as data
 
@@ -21,7 +36,8 @@ ScheduleRequest request(Collective collective, Algorithm algorithm, std::int64_t
           .dtype = dtype,
           .size = Elements(size),
           .ranks = ranks,
-          .rank = rank};
+          .rank = rank,
+          .node_size = a_node_size(ranks)};
 }
 
 std::vector<Schedule> schedules_of_all_ranks(Collective collective, Algorithm algorithm, std::int64_t size,
@@ -99,6 +115,10 @@ TEST(Schedule, TakesAsManyStepsAsItsAlgorithmPromises) {
     std::size_t steps = static_cast<std::size_t>(ranks - 1);
     if (algorithm == Algorithm::doubling)
       steps = static_cast<std::size_t>(std::ceil(std::log2(static_cast<double>(ranks))));
+    if (algorithm == Algorithm::hierarchical) {
+      const int node = a_node_size(ranks);
+      steps = static_cast<std::size_t>(ranks / node - 1 + node - 1);
+    }
     if (collective == Collective::all_reduce) steps *= 2;
     const Schedule schedule = make_schedule(request(collective, algorithm, 1000 * ranks, ranks));
     ASSERT_EQ(schedule.chains.size(), 1U);
@@ -125,6 +145,62 @@ TEST(Schedule, AllGatherFillsEveryOtherElementOnce) {
     }
     EXPECT_EQ(end, block * ranks);
   });
+}
+
+/// Calls `use(ranks, node_size)` for every way to put up to 9 ranks on equal nodes.
+template <class Use>
+void for_each_hierarchy(Use use) {
+  for (int ranks = 1; ranks <= 9; ++ranks)
+    for (int node_size = 1; node_size <= ranks; ++node_size) {
+      if (ranks % node_size != 0) continue;
+      SCOPED_TRACE("n=" + std::to_string(ranks) + " in nodes of " + std::to_string(node_size));
+      use(ranks, node_size);
+    }
+}
+
+TEST(Hierarchical, SendsOneBlockToEachOtherNodesRing) {
+  for_each_hierarchy([](int ranks, int node_size) {
+    const std::int64_t block = 300'001;  // two segments of fp32
+    for (const Collective collective : collectives)
+      for (int rank = 0; rank < ranks; ++rank) {
+        ScheduleRequest r =
+            request(collective, Algorithm::hierarchical, block * ranks, ranks, rank, DType::fp32);
+        r.node_size = node_size;
+        std::int64_t between = 0;
+        std::int64_t inside = 0;
+        for (const Chain& chain : make_schedule(r).chains)
+          for (const Step& step : chain.steps)
+            for (const Transfer& t : step.sends) {
+              const bool same_node = t.peer / node_size == rank / node_size;
+              EXPECT_TRUE(same_node || t.peer % node_size == rank % node_size) << "off its rail";
+              (same_node ? inside : between) += t.range.count;
+            }
+        const int times = collective == Collective::all_reduce ? 2 : 1;
+        const int nodes = ranks / node_size;
+        EXPECT_EQ(between, times * (nodes - 1) * block);
+        EXPECT_EQ(inside, times * (node_size - 1) * nodes * block);
+      }
+  });
+}
+
+TEST(Hierarchical, ReduceScatterLeavesTheNodeLastAndAllGatherFirst) {
+  for (const Collective collective : {Collective::all_gather, Collective::reduce_scatter}) {
+    ScheduleRequest r = request(collective, Algorithm::hierarchical, 600, 6, 3);
+    r.node_size = 3;
+    const Schedule schedule = make_schedule(r);
+    std::vector<int> peers;
+    for (const Step& step : schedule.chains.at(0).steps) peers.push_back(step.sends.at(0).peer);
+    EXPECT_EQ(peers, collective == Collective::all_gather ? (std::vector<int>{0, 4, 4})
+                                                          : (std::vector<int>{4, 4, 0}));
+  }
+}
+
+TEST(Hierarchical, NeedsNodesThatDivideTheGroup) {
+  ScheduleRequest r = request(Collective::all_gather, Algorithm::hierarchical, 600, 6);
+  for (const int node_size : {0, 4, 5, 7}) {
+    r.node_size = node_size;
+    EXPECT_ANY_THROW(static_cast<void>(make_schedule(r)));
+  }
 }
 
 TEST(Schedule, IsExactBeyondThirtyTwoBits) {
@@ -184,11 +260,41 @@ TEST(Schedule, AutomaticIsDirectThenDoublingThenRing) {
 }
 
 TEST(Schedule, NamesAreFoundAgain) {
-  for (const Algorithm algorithm :
-       {Algorithm::automatic, Algorithm::direct, Algorithm::ring, Algorithm::doubling, Algorithm::native})
+  for (const Algorithm algorithm : {Algorithm::automatic, Algorithm::direct, Algorithm::ring,
+                                    Algorithm::doubling, Algorithm::hierarchical, Algorithm::native})
     EXPECT_EQ(find_algorithm(name_of(algorithm)), algorithm);
   EXPECT_FALSE(find_algorithm("local")) << "no user chooses it";
   EXPECT_FALSE(find_algorithm("rings"));
+}
+
+// --- nodes
+
+using Nodes = std::vector<int>;
+
+TEST(NodesOfAGroup, AreEqualRuns) {
+  EXPECT_EQ(node_size_of(Nodes{0, 0, 0}), 3);
+  EXPECT_EQ(node_size_of(Nodes{5, 2, 7}), 1);
+  EXPECT_EQ(node_size_of(Nodes{0, 0, 4, 4, 2, 2}), 2);
+  EXPECT_EQ(node_size_of(Nodes{9}), 1);
+  for (const Nodes& refused :
+       {Nodes{}, Nodes{0, 0, 1}, Nodes{0, 1, 1}, Nodes{0, 1, 0, 1}, Nodes{0, 0, 1, 1, 0, 0}}) {
+    EXPECT_FALSE(node_size_of(refused));
+    EXPECT_NE(hierarchy_refusal(refused), "");
+  }
+  EXPECT_EQ(hierarchy_refusal(Nodes{0, 0, 1, 1}), "");
+}
+
+TEST(NodesOfAGroup, FollowFromTheRanksPerNode) {
+  const Nodes world = equal_nodes(7, 3);
+  EXPECT_EQ(world, (Nodes{0, 0, 0, 1, 1, 1, 2}));
+  EXPECT_EQ(nodes_of(Nodes{6, 1, 4}, world), (Nodes{2, 0, 1}));
+}
+
+TEST(NodesOfAGroup, AreRefusedWithTheReasonAndWhatToDo) {
+  const std::string refusal = hierarchy_refusal(equal_nodes(5, 2));
+  for (const char* part : {"--algorithm hierarchical", "5 ranks", "0,0,1,1,2", "--ranks-per-node"})
+    EXPECT_NE(refusal.find(part), std::string::npos) << refusal;
+  EXPECT_LT(hierarchy_refusal(equal_nodes(4099, 8)).size(), 400U);
 }
 
 // --- schedules carried out
@@ -217,8 +323,13 @@ class Joint {
   using Value = float (*)(int rank, std::int64_t element);
 
   Joint(Cluster& cluster, Collective collective, DType dtype, std::int64_t size, Value value = contribution,
-        std::size_t communicator = 0)
-      : cluster_(cluster), collective_(collective), size_(size), value_(value), communicator_(communicator) {
+        std::size_t communicator = 0, Reduction reduction = Reduction::sum)
+      : cluster_(cluster),
+        collective_(collective),
+        reduction_(reduction),
+        size_(size),
+        value_(value),
+        communicator_(communicator) {
     for (int rank = 0; rank < cluster.size(); ++rank) {
       buffers_.push_back(cluster.memory(rank).allocate(Category::reduce_buffers, dtype, Elements(size)));
       for (std::int64_t i = 0; i < size; ++i) write(*buffers_.back(), i, value(rank, i));
@@ -228,7 +339,7 @@ class Joint {
 
   void issue(int rank) {
     const auto r = static_cast<std::size_t>(rank);
-    pending_[r] = cluster_.communicator(rank, communicator_).start(collective_, buffers_[r]);
+    pending_[r] = cluster_.communicator(rank, communicator_).start(collective_, buffers_[r], reduction_);
   }
   void issue_everywhere() {
     for (int rank = 0; rank < cluster_.size(); ++rank) issue(rank);
@@ -260,13 +371,32 @@ class Joint {
   }
   [[nodiscard]] float expected(std::int64_t element) const {
     if (collective_ == Collective::all_gather) return value_(owner(element), element);
-    float sum = 0.0F;
-    for (int rank = 0; rank < cluster_.size(); ++rank) sum += value_(rank, element);
-    return sum;
+    float result = value_(0, element);
+    for (int rank = 1; rank < cluster_.size(); ++rank) {
+      const float value = value_(rank, element);
+      switch (reduction_) {
+        case Reduction::sum:
+        case Reduction::average:
+          result += value;
+          break;
+        case Reduction::product:
+          result *= value;
+          break;
+        case Reduction::minimum:
+          result = std::min(result, value);
+          break;
+        case Reduction::maximum:
+          result = std::max(result, value);
+          break;
+      }
+    }
+    if (reduction_ == Reduction::average) result /= static_cast<float>(cluster_.size());
+    return rounded_to(buffers_.front()->dtype(), result);
   }
 
   Cluster& cluster_;
   Collective collective_;
+  Reduction reduction_;
   std::int64_t size_;
   Value value_;
   std::size_t communicator_;
@@ -286,7 +416,7 @@ class Carried : public testing::TestWithParam<Algorithm> {
   static void expect_works(int ranks, Collective collective, DType dtype, std::int64_t size) {
     SCOPED_TRACE(std::string(name_of(collective)) + " n=" + std::to_string(ranks) +
                  " size=" + std::to_string(size) + " " + std::string(name_of(dtype)));
-    Cluster cluster(ranks, GetParam());
+    Cluster cluster(ranks, choice(GetParam(), ranks));
     Joint joint(cluster, collective, dtype, size);
     joint.issue_everywhere();
     joint.wait();
@@ -302,7 +432,7 @@ class Carried : public testing::TestWithParam<Algorithm> {
 };
 INSTANTIATE_TEST_SUITE_P(Algorithms, Carried,
                          testing::Values(Algorithm::direct, Algorithm::ring, Algorithm::doubling,
-                                         Algorithm::automatic),
+                                         Algorithm::hierarchical, Algorithm::automatic),
                          [](const auto& tested) { return std::string(name_of(tested.param)); });
 
 TEST_P(Carried, IsExactForAnyGroupAndSize) {
@@ -313,10 +443,67 @@ TEST_P(Carried, IsExactForAnyGroupAndSize) {
           expect_works(ranks, collective, dtype, size);
 }
 
+/// Powers of two of either sign: products of 17 are exact in bf16.
+float power(int rank, std::int64_t element) {
+  constexpr std::array<float, 4> values = {1.0F, -2.0F, 0.5F, 2.0F};
+  return values[static_cast<std::size_t>(rank + element) % values.size()];
+}
+
+TEST_P(Carried, CombinesByEveryReduction) {
+  for (const int ranks : {1, 2, 3, 6, 8, 9, 17})
+    for (const Reduction reduction :
+         {Reduction::product, Reduction::minimum, Reduction::maximum, Reduction::average})
+      for (const Collective collective : {Collective::reduce_scatter, Collective::all_reduce})
+        for (const DType dtype : dtypes) {
+          SCOPED_TRACE(std::string(name_of(collective)) + " " + std::string(name_of(reduction)) +
+                       " n=" + std::to_string(ranks) + " " + std::string(name_of(dtype)));
+          Cluster cluster(ranks, choice(GetParam(), ranks));
+          const std::int64_t size = 37 * ranks + (collective == Collective::all_reduce ? ranks - 1 : 0);
+          Joint joint(cluster, collective, dtype, size,
+                      reduction == Reduction::product ? power : contribution, 0, reduction);
+          joint.issue_everywhere();
+          joint.wait();
+          joint.expect_exact_results();
+        }
+}
+
 TEST_P(Carried, IsExactOverSeveralSegments) {
   // Blocks beyond 1 MiB are cut into segments, of which four run at once: six a block at n = 2.
   expect_works(2, Collective::all_reduce, DType::fp32, 2 * 1'400'000 + 1);
   for (const Collective collective : collectives) expect_works(3, collective, DType::bf16, 3 * 550'001);
+}
+
+TEST(Hierarchical, IsExactForAnyNodesAndSize) {
+  for_each_hierarchy([](int ranks, int node_size) {
+    for (const Collective collective : collectives)
+      for (const DType dtype : dtypes)
+        for (const std::int64_t size : sizes_for(collective, ranks)) {
+          Cluster cluster(ranks,
+                          ScheduleChoice{.algorithm = Algorithm::hierarchical, .node_size = node_size});
+          Joint joint(cluster, collective, dtype, size);
+          joint.issue_everywhere();
+          joint.wait();
+          joint.expect_exact_results();
+          EXPECT_EQ(cluster.network().undelivered(), 0U);
+          Bytes sent;
+          for (int rank = 0; rank < ranks; ++rank) {
+            EXPECT_EQ(joint.pending(rank).sent(), cluster.network().sent(rank));
+            sent += cluster.network().sent(rank);
+          }
+          const int times = collective == Collective::all_reduce ? 2 : 1;
+          EXPECT_EQ(sent, bytes_of(dtype, Elements(times * (ranks - 1) * size)));
+        }
+  });
+}
+
+TEST(Hierarchical, IsExactOverSeveralSegments) {
+  for (const Collective collective : collectives) {
+    Cluster cluster(6, ScheduleChoice{.algorithm = Algorithm::hierarchical, .node_size = 3});
+    Joint joint(cluster, collective, DType::bf16, 6 * 1'100'001);  // five segments, four of which run at once
+    joint.issue_everywhere();
+    joint.wait();
+    joint.expect_exact_results();
+  }
 }
 
 TEST_P(Carried, CompletesInIssueOrder) {
@@ -414,6 +601,14 @@ TEST(Rounding, DirectSumsBf16InFp32AndRoundsOnce) {
         EXPECT_LT(rounded_once(Algorithm::doubling, collective, ranks, block), block * ranks);
       }
     }
+}
+
+TEST(Rounding, DirectAveragesBf16WithOneRounding) {
+  Cluster cluster(3, Algorithm::direct);
+  Joint joint(cluster, Collective::all_reduce, DType::bf16, 300, fraction, 0, Reduction::average);
+  joint.issue_everywhere();
+  joint.wait();
+  joint.expect_exact_results();  // of the exact sum, divided in fp32
 }
 
 TEST(Rounding, DirectRoundsOnceInEverySegment) {

@@ -8,39 +8,65 @@
 namespace shardbench::mpi {
 namespace {
 
+struct Operators {
+  MPI_Op sum;
+  MPI_Op product;
+  MPI_Op minimum;
+  MPI_Op maximum;
+};
+
+/// MPI has no average: it is a sum, divided when complete.
+MPI_Op select(Reduction reduction, const Operators& operators) {
+  switch (reduction) {
+    case Reduction::sum:
+    case Reduction::average:
+      return operators.sum;
+    case Reduction::product:
+      return operators.product;
+    case Reduction::minimum:
+      return operators.minimum;
+    case Reduction::maximum:
+      return operators.maximum;
+  }
+  return MPI_OP_NULL;
+}
+
 /// MPI has no bfloat16: an opaque two-byte type and reductions for it.
 class BFloat16Operations {
  public:
   BFloat16Operations() {
     SHARDBENCH_MPI(MPI_Type_contiguous(2, MPI_BYTE, &type_));
     SHARDBENCH_MPI(MPI_Type_commit(&type_));
-    SHARDBENCH_MPI(MPI_Op_create(&add, 1, &sum_));
-    SHARDBENCH_MPI(MPI_Op_create(&largest, 1, &maximum_));
+    SHARDBENCH_MPI(MPI_Op_create(&combine<bodies::add>, 1, &sum_));
+    SHARDBENCH_MPI(MPI_Op_create(&combine<bodies::multiply>, 1, &product_));
+    SHARDBENCH_MPI(MPI_Op_create(&combine<bodies::minimum>, 1, &minimum_));
+    SHARDBENCH_MPI(MPI_Op_create(&combine<bodies::maximum>, 1, &maximum_));
   }
   BFloat16Operations(const BFloat16Operations&) = delete;
   BFloat16Operations& operator=(const BFloat16Operations&) = delete;
   ~BFloat16Operations() {
-    MPI_Op_free(&maximum_);
-    MPI_Op_free(&sum_);
+    for (MPI_Op* op : {&maximum_, &minimum_, &product_, &sum_}) MPI_Op_free(op);
     MPI_Type_free(&type_);
   }
   [[nodiscard]] MPI_Datatype type() const { return type_; }
-  [[nodiscard]] MPI_Op op(Reduction reduction) const { return reduction == Reduction::sum ? sum_ : maximum_; }
+  [[nodiscard]] MPI_Op op(Reduction reduction) const {
+    return select(reduction, {.sum = sum_, .product = product_, .minimum = minimum_, .maximum = maximum_});
+  }
 
  private:
+  using Body = void (*)(std::int64_t, bodies::BFloat16*, const bodies::BFloat16*);
+
+  template <Body body>
   // NOLINTNEXTLINE(readability-non-const-parameter): the signature is MPI_User_function's
-  static void add(void* in, void* in_out, int* count, MPI_Datatype* /*type*/) {
+  static void combine(void* in, void* in_out, int* count, MPI_Datatype* /*type*/) {
     for (int i = 0; i < *count; ++i)
-      bodies::add(i, static_cast<bodies::BFloat16*>(in_out), static_cast<const bodies::BFloat16*>(in));
-  }
-  // NOLINTNEXTLINE(readability-non-const-parameter): the signature is MPI_User_function's
-  static void largest(void* in, void* in_out, int* count, MPI_Datatype* /*type*/) {
-    for (int i = 0; i < *count; ++i)
-      bodies::maximum(i, static_cast<bodies::BFloat16*>(in_out), static_cast<const bodies::BFloat16*>(in));
+      body(i, static_cast<bodies::BFloat16*>(in_out), static_cast<const bodies::BFloat16*>(in));
   }
 
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
   MPI_Op sum_ = MPI_OP_NULL;
+  MPI_Op product_ = MPI_OP_NULL;
+  MPI_Op minimum_ = MPI_OP_NULL;
   MPI_Op maximum_ = MPI_OP_NULL;
 };
 
@@ -48,10 +74,16 @@ class NativeOperation final : public Operation {
  public:
   NativeOperation(Collective collective, BufferRef buffer, Reduction reduction, MPI_Comm comm,
                   const BFloat16Operations& bf16, int ranks)
-      : collective_(collective), buffer_(std::move(buffer)), comm_(comm), ranks_(ranks) {
+      : collective_(collective),
+        buffer_(std::move(buffer)),
+        reduction_(reduction),
+        comm_(comm),
+        ranks_(ranks) {
     const bool is_bf16 = buffer_->dtype() == DType::bf16;
     type_ = is_bf16 ? bf16.type() : MPI_FLOAT;
-    op_ = is_bf16 ? bf16.op(reduction) : reduction == Reduction::sum ? MPI_SUM : MPI_MAX;
+    op_ = is_bf16 ? bf16.op(reduction)
+                  : select(reduction,
+                           {.sum = MPI_SUM, .product = MPI_PROD, .minimum = MPI_MIN, .maximum = MPI_MAX});
     if (collective == Collective::reduce_scatter) {
       // In place, MPI puts the result at the buffer's start; ours belongs in this rank's block.
       SHARDBENCH_MPI(MPI_Comm_rank(comm_, &rank_));
@@ -80,15 +112,37 @@ class NativeOperation final : public Operation {
   bool advance() override {
     int done = 0;
     SHARDBENCH_MPI(MPI_Test(&request_, &done, MPI_STATUS_IGNORE));
-    if (done != 0 && collective_ == Collective::reduce_scatter) {
-      const std::int64_t block = buffer_->bytes().count() / ranks_;
-      if (rank_ > 0) std::copy_n(buffer_->data(), block, buffer_->data() + rank_ * block);
-    }
+    if (done != 0) complete();
     return done != 0;
+  }
+
+  void complete() {
+    if (collective_ == Collective::all_gather) return;
+    std::int64_t first = 0;
+    std::int64_t count = buffer_->elements().count();
+    if (collective_ == Collective::reduce_scatter) {
+      count /= ranks_;
+      first = rank_ * count;
+      const std::int64_t element = size_of(buffer_->dtype());
+      if (rank_ > 0) std::copy_n(buffer_->data(), count * element, buffer_->data() + first * element);
+    }
+    if (reduction_ != Reduction::average || !buffer_->holds_values()) return;
+    if (buffer_->dtype() == DType::fp32) {
+      divide(reinterpret_cast<float*>(buffer_->data()) + first, count);
+    } else {
+      divide(reinterpret_cast<bodies::BFloat16*>(buffer_->data()) + first, count);
+    }
+  }
+
+  template <class Value>
+  void divide(Value* values, std::int64_t count) const {
+    for (std::int64_t i = 0; i < count; ++i)
+      bodies::divided_copy(i, values, values, static_cast<float>(ranks_));
   }
 
   Collective collective_;
   BufferRef buffer_;
+  Reduction reduction_;
   MPI_Comm comm_;
   int ranks_;
   int rank_ = 0;

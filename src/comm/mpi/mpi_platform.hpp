@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "src/comm/mpi/mpi_api.hpp"
 #include "src/comm/progress.hpp"
@@ -32,6 +33,8 @@ class Platform {
                             MPI_Request* out) = 0;
 
   [[nodiscard]] virtual Placement placement() const = 0;
+  /// Of each rank of the world: some number that the ranks of one node have in common.
+  [[nodiscard]] virtual const std::vector<int>& nodes() const = 0;
   [[nodiscard]] virtual bool simulated() const = 0;
   [[nodiscard]] virtual std::string wait_policy() const = 0;
 };

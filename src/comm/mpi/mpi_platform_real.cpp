@@ -76,6 +76,15 @@ class RealPlatform final : public Platform {
                   .host_cpus = CPU_COUNT(&together),
                   .affinity = cpu_list(allowed)};
     policy_ = choose_policy(node.size(), CPU_COUNT(&together));
+
+    int rank = 0;
+    int ranks = 0;
+    int first_of_node = 0;
+    SHARDBENCH_MPI(MPI_Comm_rank(world, &rank));
+    SHARDBENCH_MPI(MPI_Comm_size(world, &ranks));
+    SHARDBENCH_MPI(MPI_Allreduce(&rank, &first_of_node, 1, MPI_INT, MPI_MIN, node.get()));
+    nodes_.resize(static_cast<std::size_t>(ranks));
+    SHARDBENCH_MPI(MPI_Allgather(&first_of_node, 1, MPI_INT, nodes_.data(), 1, MPI_INT, world));
   }
 
   [[nodiscard]] double now() const override {
@@ -108,6 +117,7 @@ class RealPlatform final : public Platform {
   }
 
   [[nodiscard]] Placement placement() const override { return placement_; }
+  [[nodiscard]] const std::vector<int>& nodes() const override { return nodes_; }
   [[nodiscard]] bool simulated() const override { return false; }
   [[nodiscard]] std::string wait_policy() const override {
     return fmt::format("yield {} times, then sleep {:.0f} us growing to {:.0f} us", policy_.yields,
@@ -116,6 +126,7 @@ class RealPlatform final : public Platform {
 
  private:
   Placement placement_;
+  std::vector<int> nodes_;
   WaitPolicy policy_{};
 };
 

@@ -2,7 +2,10 @@
 #include <simgrid/actor.h>
 #include <simgrid/host.h>
 
+#include <array>
 #include <climits>
+#include <map>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,8 +24,30 @@ int checked_count(std::size_t bytes) {
   return static_cast<int>(bytes);
 }
 
+/// Of each rank of the world: the first rank on a host of the same name.
+std::vector<int> gather_nodes(MPI_Comm world) {
+  constexpr std::size_t longest_name = 128;
+  int ranks = 0;
+  SHARDBENCH_MPI(MPI_Comm_size(world, &ranks));
+  std::array<char, longest_name> own{};
+  std::string_view(sg_host_self_get_name()).copy(own.data(), longest_name);
+  std::vector<char> all(static_cast<std::size_t>(ranks) * longest_name);
+  SHARDBENCH_MPI(
+      MPI_Allgather(own.data(), longest_name, MPI_CHAR, all.data(), longest_name, MPI_CHAR, world));
+  std::map<std::string_view, int> first;
+  std::vector<int> nodes;
+  nodes.reserve(static_cast<std::size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::string_view name(all.data() + static_cast<std::size_t>(rank) * longest_name, longest_name);
+    nodes.push_back(first.try_emplace(name, rank).first->second);
+  }
+  return nodes;
+}
+
 class SimulatedPlatform final : public Platform {
  public:
+  explicit SimulatedPlatform(MPI_Comm world) : nodes_(gather_nodes(world)) {}
+
   [[nodiscard]] double now() const override { return MPI_Wtime(); }
   void sleep(double seconds) override { sg_actor_sleep_for(seconds); }
 
@@ -65,10 +90,14 @@ class SimulatedPlatform final : public Platform {
             .host_cpus = 1,
             .affinity = ""};
   }
+  [[nodiscard]] const std::vector<int>& nodes() const override { return nodes_; }
   [[nodiscard]] bool simulated() const override { return true; }
   [[nodiscard]] std::string wait_policy() const override {
     return "simulated: block until a message completes";
   }
+
+ private:
+  std::vector<int> nodes_;
 };
 
 }  // namespace
@@ -79,14 +108,14 @@ void check_supported(const WorldSettings& settings) {
   if (settings.algorithm == Algorithm::native)
     throw UsageError(
         "--algorithm native is refused in the simulator: SMPI's non-blocking collectives are linear and "
-        "wrong in place; use direct, ring or doubling");
+        "wrong in place; use direct, ring, doubling or hierarchical");
 }
 
 bool reports_no_thread_level() { return true; }
 bool started_by_launcher() { return true; }
 void prepare_environment() {}
 
-std::unique_ptr<Platform> make_platform(MPI_Comm /*world*/) { return std::make_unique<SimulatedPlatform>(); }
+std::unique_ptr<Platform> make_platform(MPI_Comm world) { return std::make_unique<SimulatedPlatform>(world); }
 
 std::unique_ptr<Communicator> make_native_communicator(CommHandle /*comm*/, ProgressEngine& /*engine*/) {
   throw InternalError("native collectives are refused in the simulator");

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "src/comm/mpi/mpi_platform.hpp"
+#include "src/comm/nodes.hpp"
 #include "src/comm/scheduled_communicator.hpp"
 
 namespace shardbench {
@@ -210,6 +211,8 @@ class MpiWorld final : public World {
                        platform_->pause(attempt, outstanding);
                      }}),
         control_(duplicate(MPI_COMM_WORLD), *platform_),
+        nodes_(settings.ranks_per_node ? equal_nodes(control_.size(), *settings.ranks_per_node)
+                                       : platform_->nodes()),
         start_(platform_->now()) {
     if (settings.progress == Progress::thread && !platform_->simulated())
       progress_thread_ = std::jthread([this](const std::stop_token& stop) {
@@ -249,7 +252,12 @@ class MpiWorld final : public World {
     if (settings_.progress == Progress::poll) engine_.advance();
   }
 
-  void check_settings() const override { mpi::check_supported(settings_); }
+  void check_settings() const override {
+    mpi::check_supported(settings_);
+    // Most groups are the whole world; refused here, they leave no trace file behind.
+    if (settings_.algorithm != Algorithm::hierarchical) return;
+    if (const std::string refusal = hierarchy_refusal(nodes_); !refusal.empty()) throw UsageError(refusal);
+  }
 
   ControlChannel& control() override { return control_; }
 
@@ -260,14 +268,22 @@ class MpiWorld final : public World {
     CommHandle comm(raw);
     if (settings_.algorithm == Algorithm::native && comm.size() > 1)
       return mpi::make_native_communicator(std::move(comm), engine_);
-    const Algorithm algorithm =
-        settings_.algorithm == Algorithm::native ? Algorithm::local : settings_.algorithm;
+    ScheduleChoice choice{.algorithm = settings_.algorithm, .node_size = 1};
+    if (settings_.algorithm == Algorithm::native) choice.algorithm = Algorithm::local;
+    if (settings_.algorithm == Algorithm::hierarchical) {
+      const std::vector<int> nodes = nodes_of(members, nodes_);
+      agree_on_hierarchy(control_, nodes);
+      choice.node_size = node_size_of(nodes).value_or(1);
+    }
     return make_scheduled_communicator(
-        std::make_unique<MpiTransport>(std::move(comm), *platform_, outstanding_), engine_, memory_,
-        algorithm);
+        std::make_unique<MpiTransport>(std::move(comm), *platform_, outstanding_), engine_, memory_, choice);
   }
 
-  [[nodiscard]] Placement placement() const override { return platform_->placement(); }
+  [[nodiscard]] Placement placement() const override {
+    Placement placement = platform_->placement();
+    placement.node = nodes_[static_cast<std::size_t>(rank())];
+    return placement;
+  }
   [[nodiscard]] bool simulated() const override { return platform_->simulated(); }
   [[nodiscard]] std::string wait_policy() const override { return platform_->wait_policy(); }
 
@@ -286,6 +302,7 @@ class MpiWorld final : public World {
   OutstandingRequests outstanding_;
   ProgressEngine engine_;
   MpiControlChannel control_;
+  std::vector<int> nodes_;  ///< of every rank of the world
   double start_;
   std::jthread progress_thread_;  // last: it must stop before anything it uses goes
 };

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/comm/nodes.hpp"
 #include "src/comm/schedule.hpp"
+#include "src/comm/scheduled_communicator.hpp"
 #include "src/errors.hpp"
 
 namespace shardbench {
@@ -29,21 +31,22 @@ class PlannedCollective final : public PendingCollective {
 
 class PlanCommunicator final : public Communicator {
  public:
-  PlanCommunicator(int rank, int size, Algorithm algorithm, Memory& memory)
-      : rank_(rank), size_(size), algorithm_(algorithm), memory_(memory) {}
+  PlanCommunicator(int rank, int size, ScheduleChoice choice, Memory& memory)
+      : rank_(rank), size_(size), choice_(choice), memory_(memory) {}
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
 
   Pending start(Collective collective, BufferRef buffer, Reduction /*reduction*/) override {
     ScheduleRequest request{.collective = collective,
-                            .algorithm = algorithm_,
+                            .algorithm = choice_.algorithm,
                             .dtype = buffer->dtype(),
                             .size = buffer->elements(),
                             .ranks = size_,
-                            .rank = rank_};
+                            .rank = rank_,
+                            .node_size = choice_.node_size};
     SHARDBENCH_ASSERT(collective == Collective::all_reduce || request.size.count() % size_ == 0);
-    request.algorithm = resolve(algorithm_, request);
+    request.algorithm = resolve(choice_.algorithm, request);
     if (request.algorithm == Algorithm::native)
       return std::make_unique<PlannedCollective>(std::move(buffer), ScheduleScratch{}, Algorithm::native,
                                                  std::nullopt);
@@ -56,7 +59,7 @@ class PlanCommunicator final : public Communicator {
  private:
   int rank_;
   int size_;
-  Algorithm algorithm_;
+  ScheduleChoice choice_;
   Memory& memory_;
 };
 
@@ -78,7 +81,10 @@ class SilentChannel final : public ControlChannel {
 class PlanWorld final : public World {
  public:
   PlanWorld(int ranks, int rank, const WorldSettings& settings, Memory& memory)
-      : algorithm_(settings.algorithm), memory_(memory), channel_(rank, ranks) {}
+      : algorithm_(settings.algorithm),
+        memory_(memory),
+        channel_(rank, ranks),
+        nodes_(equal_nodes(ranks, settings.ranks_per_node.value_or(ranks))) {}
 
   [[nodiscard]] int rank() const override { return channel_.rank(); }
   [[nodiscard]] int size() const override { return channel_.size(); }
@@ -90,11 +96,19 @@ class PlanWorld final : public World {
 
   std::unique_ptr<Communicator> communicator(std::span<const int> members) override {
     const auto position = std::find(members.begin(), members.end(), rank()) - members.begin();
-    return std::make_unique<PlanCommunicator>(static_cast<int>(position), static_cast<int>(members.size()),
-                                              algorithm_, memory_);
+    const std::vector<int> nodes = nodes_of(members, nodes_);
+    if (algorithm_ == Algorithm::hierarchical && !node_size_of(nodes))
+      throw UsageError(hierarchy_refusal(nodes));
+    return std::make_unique<PlanCommunicator>(
+        static_cast<int>(position), static_cast<int>(members.size()),
+        ScheduleChoice{.algorithm = algorithm_, .node_size = node_size_of(nodes).value_or(1)}, memory_);
   }
 
-  [[nodiscard]] Placement placement() const override { return {}; }
+  [[nodiscard]] Placement placement() const override {
+    Placement placement;
+    placement.node = nodes_[static_cast<std::size_t>(rank())];
+    return placement;
+  }
   [[nodiscard]] bool simulated() const override { return false; }
   [[nodiscard]] std::string library() const override { return "none (plan)"; }
   [[nodiscard]] std::string wait_policy() const override { return "none (plan)"; }
@@ -106,6 +120,7 @@ class PlanWorld final : public World {
   Algorithm algorithm_;
   Memory& memory_;
   SilentChannel channel_;
+  std::vector<int> nodes_;
 };
 
 }  // namespace

@@ -8,7 +8,8 @@
 namespace shardbench {
 
 /// One rank of a world of `ranks` that exists on paper only. Collectives complete at once, leave buffers
-/// alone and report what they would send; time stands still.
+/// alone and report what they would send; time stands still. Without `ranks_per_node` all ranks share one
+/// node.
 std::unique_ptr<World> make_plan_world(int ranks, int rank, const WorldSettings& settings, Memory& memory);
 
 }  // namespace shardbench

@@ -1,0 +1,306 @@
+#include "src/collectives/bench.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <deque>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+#include <span>
+
+#include "src/collectives/report.hpp"
+#include "src/collectives/sizes.hpp"
+#include "src/collectives/test_values.hpp"
+#include "src/trace/process_memory.hpp"
+#include "src/train/clock_sync.hpp"
+#include "src/train/collector.hpp"
+#include "src/train/provenance.hpp"
+#include "src/train/rank_table.hpp"
+
+namespace shardbench {
+namespace {
+
+// Enough that the next is always ready to begin when one ends; each more would hold scratch of its own.
+constexpr std::size_t in_flight = 2;
+
+/// What one line of the table is about.
+struct Subject {
+  Collective collective = Collective::all_reduce;
+  DType dtype = DType::fp32;
+  Reduction reduction = Reduction::sum;
+};
+
+class Bench {
+ public:
+  Bench(CollectivesOptions options, World& world, Memory& memory, const std::vector<std::string>& arguments)
+      : options_(std::move(options)),
+        world_(world),
+        memory_(memory),
+        arguments_(arguments),
+        collector_(world.control()),
+        start_time_(local_time()) {
+    check_memory();
+    create_files();
+    std::vector<int> everyone(static_cast<std::size_t>(world.size()));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    communicator_ = world.communicator(everyone);
+  }
+
+  ExitCode execute() {
+    write_ranks(file_.get(), world_, {.dp_index = world_.rank(), .tp_index = 0, .threads = 1});
+    write_clocks();
+    gather_rank_lines();
+    print(preamble_text(options_, rank_lines_));
+    for (const Collective collective : options_.collectives) {
+      print(table_head(collective, options_.algorithm));
+      for (const DType dtype : options_.dtypes)
+        for (const Reduction reduction : options_.reductions) {
+          sweep({collective, dtype, reduction});
+          if (collective == Collective::all_gather) break;  // it reduces nothing
+        }
+    }
+    write_clocks();
+    return finish();
+  }
+
+ private:
+  [[nodiscard]] bool is_root() const { return world_.rank() == 0; }
+
+  void print(const std::string& text) const {
+    if (!is_root()) return;
+    fmt::print("{}", text);
+    std::fflush(stdout);  // a sweep takes long, and who watches it through a pipe wants to see it
+  }
+
+  /// Refuses what the hosts have no memory for: the kernel would grant it and kill the job later.
+  void check_memory() const {
+    const bool doubles = options_.algorithm == Algorithm::doubling || options_.algorithm == Algorithm::native;
+    // Two collectives in flight stage up to half a buffer each with doubling; a library may copy it.
+    const Bytes needed = options_.max_bytes * (doubles ? 2 : 1);
+    const std::int64_t share = available_memory().count() / world_.placement().local_size;
+    const double own = share == 0 ? std::numeric_limits<double>::max()  // the kernel does not tell
+                                  : static_cast<double>(share);
+    const double least = -maximum(world_.control(), -own);
+    if (static_cast<double>(needed.count()) > least)
+      throw AgreedError(fmt::format(
+          "--maxbytes {} needs {} bytes of memory on each rank, but a host has only {:.0f} left for "
+          "each; use smaller sizes or fewer ranks per host",
+          options_.max_bytes.count(), needed.count(), least));
+  }
+
+  /// On rank 0 the files, elsewhere nothing; a failure is everyone's.
+  void create_files() {
+    if (options_.output.empty()) options_.output = default_output("collectives", world_.size());
+    options_.output = agree_with_root(world_.control(), [&] {
+      file_ = std::make_unique<TraceFile>(options_.output, options_.existing_file, Tables::collectives);
+      describe_program(*file_, "collectives", world_, fmt::format("{}", fmt::join(arguments_, " ")));
+      file_->set("dp", world_.size());
+      file_->set("tp", 1);
+      file_->set("psi", 0);
+      file_->set("compute", "none");
+      file_->set("payload", "real");
+      file_->set("seed", 0);
+      file_->set("check", options_.checks > 0 ? "running" : "off");
+      nlohmann::ordered_json config;
+      config["options"] = nlohmann::ordered_json::parse(options_json(options_));
+      config["model"] = nlohmann::ordered_json::object();
+      config["wait_policy"] = world_.wait_policy();
+      config["threads_per_rank"] = 1;
+      config["environment"] = recorded_environment();
+      file_->set_config(config.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+      file_->flush();
+      if (!options_.json_file.empty()) options_.json_file = reserve_file(options_.json_file);
+      return options_.output;
+    });
+  }
+
+  void write_clocks() {
+    const auto rows = measure_clocks(world_);
+    if (file_) file_->append(std::span<const ClockRow>(rows));
+  }
+
+  void gather_rank_lines() {
+    const Placement p = world_.placement();
+    const nlohmann::json own = {{"pid", static_cast<int>(getpid())},
+                                {"host", p.host},
+                                {"local_rank", p.local_rank},
+                                {"affinity", p.affinity}};
+    collector_.for_each_rank_json(own, [&](int rank, const nlohmann::json& json) {
+      rank_lines_.push_back({.rank = rank,
+                             .pid = json["pid"],
+                             .host = json["host"],
+                             .local_rank = json["local_rank"],
+                             .affinity = json["affinity"]});
+    });
+  }
+
+  void sweep(const Subject& subject) {
+    for (std::optional<Bytes> size = options_.min_bytes; size; size = options_.size_after(*size))
+      measure(subject, *size);
+  }
+
+  void measure(const Subject& subject, Bytes requested) {
+    const SizedCollective sizes = sized(subject.collective, subject.dtype, requested, world_.size());
+    const BufferRef buffer = allocate(subject.dtype, sizes.buffer);
+    const TestValues values(subject.collective, subject.reduction, world_.size());
+    const CollectiveRecord common{.line = line_,
+                                  .collective = subject.collective,
+                                  .algorithm = Algorithm::local,
+                                  .dtype = subject.dtype,
+                                  .reduction = subject.reduction,
+                                  .size = sizes.size,
+                                  .count = sizes.count};
+    std::vector<CollectiveRecord> records;
+    values.fill(*buffer, world_.rank());
+    for (const bool timed : {false, true}) {
+      barrier(world_.control());
+      run_back_to_back(common, buffer, timed ? options_.iterations : options_.warmup, records);
+      for (CollectiveRecord& record : records)
+        if (!timed) record.warmup = 1;
+    }
+    for (int i = 0; i < options_.checks; ++i) {
+      values.fill(*buffer, world_.rank());
+      run_back_to_back(common, buffer, 1, records);
+      records.back().warmup = 1;
+      records.back().wrong = values.count_wrong(*buffer, world_.rank());
+    }
+    for (std::size_t i = 0; i < records.size(); ++i) records[i].repetition = static_cast<std::int32_t>(i);
+    report(records);
+    ++line_;
+  }
+
+  /// Memory may be short on one rank only.
+  BufferRef allocate(DType dtype, Elements elements) {
+    BufferRef buffer;
+    double refused = 0.0;
+    try {
+      buffer = memory_.allocate(Category::workspace, dtype, elements);
+    } catch (const RunError&) {
+      refused = 1.0;
+    }
+    if (maximum(world_.control(), refused) > 0.0)
+      throw AgreedError(
+          fmt::format("out of memory: a rank cannot have a buffer of {} bytes; use smaller sizes "
+                      "or fewer ranks per host",
+                      bytes_of(dtype, elements).count()));
+    return buffer;
+  }
+
+  /// Appends a record of each; the next has been issued before one is waited for.
+  void run_back_to_back(const CollectiveRecord& common, const BufferRef& buffer, int repetitions,
+                        std::vector<CollectiveRecord>& records) {
+    std::deque<Pending> pending;
+    for (int i = 0; i < repetitions; ++i) {
+      if (pending.size() == in_flight) take_first(common, pending, records);
+      pending.push_back(communicator_->start(common.collective, buffer, common.reduction));
+    }
+    while (!pending.empty()) take_first(common, pending, records);
+  }
+
+  static void take_first(const CollectiveRecord& common, std::deque<Pending>& pending,
+                         std::vector<CollectiveRecord>& records) {
+    const PendingCollective& first = *pending.front();
+    pending.front()->wait();
+    CollectiveRecord& record = records.emplace_back(common);
+    record.algorithm = first.algorithm();
+    record.start_s = first.start_s();
+    record.end_s = first.end_s();
+    record.sent_bytes = first.sent() ? first.sent()->count() : -1;
+    pending.pop_front();
+  }
+
+  /// Rank 0 writes every rank's records and prints their line.
+  void report(const std::vector<CollectiveRecord>& records) {
+    double seconds = 0.0;
+    std::int64_t wrong = 0;
+    collector_.for_each_rank<CollectiveRecord>(records,
+                                               [&](int rank, std::span<const CollectiveRecord> of_rank) {
+                                                 file_->append(rank, of_rank);
+                                                 seconds += seconds_per_iteration(of_rank);
+                                                 for (const CollectiveRecord& record : of_rank) {
+                                                   wrong += std::max<std::int64_t>(record.wrong, 0);
+                                                   if (record.wrong > 0) ++failed_checks_;
+                                                 }
+                                               });
+    if (!is_root()) return;
+    file_->flush();
+    const CollectiveRecord& own = records.back();
+    ResultLine line{.collective = own.collective,
+                    .algorithm = own.algorithm,
+                    .dtype = own.dtype,
+                    .reduction = own.reduction,
+                    .size = own.size,
+                    .count = own.count,
+                    .iterations = options_.iterations,
+                    .seconds = seconds / world_.size(),
+                    .wrong = options_.checks > 0 ? std::optional(wrong) : std::nullopt};
+    line.algorithm_bandwidth = algorithm_bandwidth(line.size, line.seconds);
+    line.bus_bandwidth = line.algorithm_bandwidth * bus_factor(line.collective, world_.size());
+    print(result_text(line));
+    lines_.push_back(line);
+  }
+
+  /// From when the first timed iteration began to when the last was done, over their number.
+  [[nodiscard]] static double seconds_per_iteration(std::span<const CollectiveRecord> records) {
+    double first = std::numeric_limits<double>::infinity();
+    double last = 0.0;
+    int iterations = 0;
+    for (const CollectiveRecord& record : records) {
+      if (record.warmup != 0) continue;
+      first = std::min(first, record.start_s);
+      last = std::max(last, record.end_s);
+      ++iterations;
+    }
+    return (last - first) / iterations;
+  }
+
+  ExitCode finish() {
+    const bool verified = maximum(world_.control(), failed_checks_ > 0 ? 1.0 : 0.0) == 0.0;
+    const Summary summary{.failed_checks = failed_checks_, .mean_bus_bandwidth = mean_bus_bandwidth(lines_)};
+    print(summary_text(summary));
+    agree_with_root(world_.control(), [&] {
+      if (!options_.json_file.empty())
+        write_file(options_.json_file, json_text({.arguments = arguments_,
+                                                  .start_time = start_time_,
+                                                  .end_time = local_time(),
+                                                  .options = options_,
+                                                  .ranks = rank_lines_,
+                                                  .lines = lines_,
+                                                  .summary = summary}));
+      file_->set("check", options_.checks == 0 ? "off" : verified ? "passed" : "failed");
+      file_->set_status(verified ? RunStatus::complete : RunStatus::failed);
+      file_->flush();
+      return std::string();
+    });
+    print(fmt::format("# Wrote {}\n", options_.output));
+    if (!options_.json_file.empty()) print(fmt::format("# Wrote {}\n", options_.json_file));
+    return verified ? ExitCode::done : ExitCode::check_failed;
+  }
+
+  CollectivesOptions options_;
+  World& world_;
+  Memory& memory_;
+  const std::vector<std::string>& arguments_;
+  Collector collector_;
+  std::string start_time_;
+  std::unique_ptr<TraceFile> file_;  ///< rank 0 only, like the next four
+  std::vector<RankLine> rank_lines_;
+  std::vector<ResultLine> lines_;
+  std::int64_t failed_checks_ = 0;
+  std::unique_ptr<Communicator> communicator_;
+  std::int32_t line_ = 0;
+};
+
+}  // namespace
+
+ExitCode run_collectives(CollectivesOptions options, World& world, Memory& memory,
+                         const std::vector<std::string>& arguments) {
+  return Bench(std::move(options), world, memory, arguments).execute();
+}
+
+}  // namespace shardbench

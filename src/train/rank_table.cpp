@@ -1,0 +1,44 @@
+#include "src/train/rank_table.hpp"
+
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "src/train/collector.hpp"
+
+namespace shardbench {
+
+void write_ranks(TraceFile* file, World& world, const RankSeat& seat) {
+  const Placement p = world.placement();
+  const nlohmann::json own = {{"host", p.host},
+                              {"local_rank", p.local_rank},
+                              {"local_size", p.local_size},
+                              {"allowed_cpus", p.allowed_cpus},
+                              {"host_cpus", p.host_cpus},
+                              {"affinity", p.affinity},
+                              {"pid", static_cast<int>(getpid())},
+                              {"dp_index", seat.dp_index},
+                              {"tp_index", seat.tp_index},
+                              {"threads", seat.threads}};
+  bool oversubscribed = false;
+  Collector(world.control()).for_each_rank_json(own, [&](int rank, const nlohmann::json& json) {
+    const int threads = json["threads"];
+    oversubscribed = oversubscribed || (!world.simulated() && json["local_size"].get<int>() * threads >
+                                                                  json["host_cpus"].get<int>());
+    const RankRow row{.rank = rank,
+                      .dp_index = json["dp_index"],
+                      .tp_index = json["tp_index"],
+                      .pid = json["pid"],
+                      .threads = threads,
+                      .placement = {.host = json["host"],
+                                    .local_rank = json["local_rank"],
+                                    .local_size = json["local_size"],
+                                    .allowed_cpus = json["allowed_cpus"],
+                                    .host_cpus = json["host_cpus"],
+                                    .affinity = json["affinity"]}};
+    file->append(std::span<const RankRow>(&row, 1));
+  });
+  if (file != nullptr) file->set("oversubscribed", oversubscribed ? 1 : 0);
+}
+
+}  // namespace shardbench
