@@ -195,38 +195,34 @@ Memory::Memory() : tracker_(std::make_shared<MemoryTracker>()), cache_(std::make
 
 BufferRef Memory::allocate(Category category, DType dtype, Elements elements, Backing backing) {
   SHARDBENCH_ASSERT(elements.count() >= 0);
-  const Bytes size = bytes_of(dtype, elements);
-  std::shared_ptr<std::byte> data;
-  if (backing == Backing::memory) {
-    try {
-      data = size < small_block ? allocate_small(size)
-                                : cache_->allocate(static_cast<std::size_t>(size.count()));
-    } catch (const std::bad_alloc&) {
-      throw RunError(
-          fmt::format("out of memory: {} bytes for {}; use a smaller model or micro-batch, or --compute "
-                      "timed --payload phantom",
-                      size.count(), name_of(category)));
-    }
-  } else if (backing == Backing::aliased) {
-    data = arena_of(size);
-  }
+  std::shared_ptr<std::byte> data = back(category, bytes_of(dtype, elements), backing);
   return BufferRef(new Buffer(tracker_, category, dtype, elements, backing, std::move(data)));
 }
 
 BufferRef Memory::part(const BufferRef& whole, std::int64_t offset, Elements count, Backing stand_in) {
   SHARDBENCH_ASSERT(offset >= 0 && count.count() >= 0 && offset + count.count() <= whole->elements().count());
   const DType dtype = whole->dtype();
-  std::shared_ptr<std::byte> data;
-  Backing backing = Backing::none;
-  if (whole->holds_values()) {
-    backing = Backing::memory;
-    std::byte* begin = whole->data() + offset * size_of(dtype);
-    data = {begin, [whole](std::byte*) {}};  // keeps the whole alive
-  } else if (stand_in == Backing::aliased) {
-    backing = Backing::aliased;
-    data = arena_of(bytes_of(dtype, count));
+  if (!whole->holds_values()) {
+    std::shared_ptr<std::byte> data = back(whole->category_, bytes_of(dtype, count), stand_in);
+    return BufferRef(new Buffer(nullptr, whole->category_, dtype, count, stand_in, std::move(data)));
   }
-  return BufferRef(new Buffer(nullptr, whole->category_, dtype, count, backing, std::move(data)));
+  std::byte* begin = whole->data() + offset * size_of(dtype);
+  std::shared_ptr<std::byte> data(begin, [whole](std::byte*) {});  // keeps the whole alive
+  return BufferRef(new Buffer(nullptr, whole->category_, dtype, count, Backing::memory, std::move(data)));
+}
+
+std::shared_ptr<std::byte> Memory::back(Category category, Bytes size, Backing backing) {
+  if (backing == Backing::none) return nullptr;
+  if (backing == Backing::aliased) return arena_of(size);
+  try {
+    return size < small_block ? allocate_small(size)
+                              : cache_->allocate(static_cast<std::size_t>(size.count()));
+  } catch (const std::bad_alloc&) {
+    throw RunError(
+        fmt::format("out of memory: {} bytes for {}; use a smaller model or micro-batch, or --compute "
+                    "timed --payload phantom",
+                    size.count(), name_of(category)));
+  }
 }
 
 std::shared_ptr<std::byte> Memory::arena_of(Bytes size) {

@@ -107,6 +107,7 @@ class Memory {
   [[nodiscard]] MemoryTracker& tracker() const { return *tracker_; }
 
  private:
+  std::shared_ptr<std::byte> back(Category category, Bytes size, Backing backing);
   std::shared_ptr<std::byte> arena_of(Bytes size);
 
   std::shared_ptr<MemoryTracker> tracker_;
