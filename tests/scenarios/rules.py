@@ -84,7 +84,8 @@ class Case:
         words = ["--tied" if self.tied else "--untied"]
         for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "micro_batch", "param_dtype", "reduce_dtype"):
             words += ["--" + name.replace("_", "-"), str(getattr(self, name))]
-        words += ["--grad-accum", str(self.accum), "--clip", str(self.clip), "--recompute", self.recompute, "--threads", "1"]
+        words += ["--grad-accum", str(self.accum), "--clip", str(self.clip), "--recompute", self.recompute]
+        words += ["--threads", "1"]
         words += ["--fp32-grad-accum"] if self.fp32_grad_accum else []
         if self.gathers_groups:
             words += ["--layout", self.layout, "--wrap", self.wrap, "--reshard-after-forward", self.reshard,

@@ -45,6 +45,8 @@ CASES = [
     ("mesh2d", [4], f"--tp 2 {FOUR_HEADS} --algorithm native --progress thread"),
     ("mesh2d", [4], f"--tp 2 {FOUR_HEADS} --sequence-parallel --recompute full {TIMED} --payload phantom"),
     ("mesh2d", [4], f"--tp 2 {FOUR_HEADS} {TIMED} --payload real --clip 1"),
+    ("mesh2d", [2], f"--tp 2 {FOUR_HEADS} {TIMED} --payload real --param-dtype fp32 --sequence-parallel"),
+    ("zero1", [3], f"{TIMED} --payload real --param-gather overlap --clip 1"),
 ]
 
 
