@@ -82,6 +82,19 @@ def assert_identical_training(trace: runs.Trace, other: runs.Trace) -> None:
         np.testing.assert_array_equal(trace["tensors"][field], other["tensors"][field])
 
 
+def assert_describes_the_mesh(trace: runs.Trace, dp: int, tp: int) -> None:
+    """rank = dp_index * tp + tp_index; the ranks of one tp group train the same tokens, which count once."""
+    assert trace.attributes["status"] == "complete"
+    assert (trace.attributes["dp"], trace.attributes["tp"]) == (dp, tp)
+    ranks = np.sort(trace["ranks"], order="rank")
+    assert ranks["dp_index"].tolist() == [rank // tp for rank in range(dp * tp)]
+    assert ranks["tp_index"].tolist() == [rank % tp for rank in range(dp * tp)]
+    options = trace.config["options"]
+    per_step = options["micro-batch"] * options["grad-accum"] * trace.config["model"]["seq"]
+    for rank in range(dp * tp):
+        assert set(trace.of_rank("steps", rank)["tokens"].tolist()) == {0 if rank % tp else per_step}
+
+
 def assert_covers_every_pair(rows: Sequence[tuple], values: Sequence[Sequence]) -> None:
     """Every pair of values of any two columns occurs."""
     assert all(len(row) == len(values) for row in rows)

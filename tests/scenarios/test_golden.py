@@ -6,7 +6,15 @@ What agreement means is in golden.py; dp x tp meshes are in test_golden_mesh.py.
 import numpy as np
 import pytest
 import runs
-from golden import BF16, assert_agrees, assert_covers_every_pair, assert_identical_training, assert_same_training, train
+from golden import (
+    BF16,
+    assert_agrees,
+    assert_covers_every_pair,
+    assert_describes_the_mesh,
+    assert_identical_training,
+    assert_same_training,
+    train,
+)
 
 SCENARIOS = ["ddp", "zero1", "zero2", "zero3"]
 
@@ -18,6 +26,7 @@ def test_tiny(scenario: str, name: str, ranks: int) -> None:
     trace = train(scenario, ranks, name)
     assert_agrees(trace, name)
     assert trace.config["options"]["grad-accum"] == 4 // ranks
+    assert_describes_the_mesh(trace, dp=ranks, tp=1)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -3,27 +3,21 @@
 Where no golden file has the shape, a run with one rank is the reference; test_golden.py holds that against PyTorch.
 """
 
-import numpy as np
 import pytest
 import runs
-from golden import assert_agrees, assert_covers_every_pair, assert_identical_training, assert_same_training, golden, train
+from golden import (
+    assert_agrees,
+    assert_covers_every_pair,
+    assert_describes_the_mesh,
+    assert_identical_training,
+    assert_same_training,
+    golden,
+    train,
+)
 
 
 def mesh(dp: int, tp: int) -> str:
     return f"--dp {dp} --tp {tp}"
-
-
-def assert_describes_the_mesh(trace: runs.Trace, dp: int, tp: int) -> None:
-    """rank = dp_index * tp + tp_index; the ranks of one tp group train the same tokens, which count once."""
-    assert trace.attributes["status"] == "complete"
-    assert (trace.attributes["dp"], trace.attributes["tp"]) == (dp, tp)
-    ranks = np.sort(trace["ranks"], order="rank")
-    assert ranks["dp_index"].tolist() == [rank // tp for rank in range(dp * tp)]
-    assert ranks["tp_index"].tolist() == [rank % tp for rank in range(dp * tp)]
-    options = trace.config["options"]
-    per_step = options["micro-batch"] * options["grad-accum"] * trace.config["model"]["seq"]
-    for rank in range(dp * tp):
-        assert set(trace.of_rank("steps", rank)["tokens"].tolist()) == {0 if rank % tp else per_step}
 
 
 @pytest.mark.parametrize("sequence_parallel", ["", "--sequence-parallel"])

@@ -35,15 +35,16 @@ def assert_events_follow_rules(case: Case, rank: int, events: list[dict]) -> Non
 def without_resumed_computes(events: list[dict]) -> list[dict]:
     """Tensor-parallel communication interrupts a layer's compute, which then goes on as a further event."""
     result = []
-    at_work = None
+    at_work, interrupted = None, False
     for event in events:
-        if event["kind"] == "compute" and event["phase"] != "optimizer":
+        if event["kind"] == "compute":
             here = (event["phase"], event["micro"], event["layer"])
-            if here == at_work:
+            resumed = interrupted and here == at_work
+            at_work, interrupted = here, False
+            if resumed:
                 continue
-            at_work = here
-        elif event["stream"] == "comm" and event["axis"] != "tp":
-            at_work = None
+        elif event["stream"] == "comm":
+            interrupted = event["axis"] == "tp"
         result.append(event)
     return result
 
