@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "src/ledger/formulas.hpp"
+
 namespace shardbench {
 namespace {
 
@@ -59,24 +61,35 @@ ExpectedCollective clipping(int ranks) {
           .padding = Elements(0)};
 }
 
-/// S(n-1)/n, twice that for an all-reduce: what the algorithm-independent definition says a rank must send.
-double volume(Collective collective, double size, int group_size) {
-  return (collective == Collective::all_reduce ? 2.0 : 1.0) * size * share(group_size);
-}
-
-/// Sums over the expected or measured collectives that one ledger row covers.
-struct Sums {
-  std::int64_t count = 0;
-  std::int64_t size = 0;
-  double elements = 0.0;
-  double bytes = 0.0;
-
-  void add(Collective collective, DType dtype, int group_size, std::int64_t calls, Elements s) {
-    count += calls;
-    size += s.count();
-    elements += volume(collective, static_cast<double>(s.count()), group_size);
-    bytes += volume(collective, static_cast<double>(bytes_of(dtype, s).count()), group_size);
+/// Sums over the expected or measured collectives that one ledger row covers, all of one group size. Volumes
+/// stay whole numbers until the end: S(n-1)/n, twice that for an all-reduce, is what the
+/// algorithm-independent definition says a rank must send.
+class Sums {
+ public:
+  void add(Collective collective, int group_size, std::int64_t calls, Elements size, Bytes bytes) {
+    const Exact::Wide times = collective == Collective::all_reduce ? 2 : 1;
+    group_size_ = group_size;
+    count_ += calls;
+    size_ += size.count();
+    elements_ += times * size.count();
+    bytes_ += times * bytes.count();
   }
+
+  [[nodiscard]] std::int64_t count() const { return count_; }
+  [[nodiscard]] std::int64_t size() const { return size_; }
+  [[nodiscard]] double elements() const { return volume(elements_); }
+  [[nodiscard]] double bytes() const { return volume(bytes_); }
+
+ private:
+  [[nodiscard]] double volume(Exact::Wide moved) const {
+    return Exact{moved * (group_size_ - 1), group_size_}.value();
+  }
+
+  int group_size_ = 1;
+  std::int64_t count_ = 0;
+  std::int64_t size_ = 0;
+  Exact::Wide elements_ = 0;
+  Exact::Wide bytes_ = 0;
 };
 
 struct Comparison {
@@ -91,16 +104,13 @@ Comparison compare(const ExpectedLedger& expected, const StepTotals& totals, Cov
   Comparison c;
   for (const ExpectedCollective& e : expected.collectives) {
     if (!covers(e.axis, e.collective, e.phase)) continue;
-    c.expected.add(e.collective, e.dtype, e.group_size, e.count, e.size);
-    c.padding.add(e.collective, e.dtype, e.group_size, 0, e.padding);
+    c.expected.add(e.collective, e.group_size, e.count, e.size, bytes_of(e.dtype, e.size));
+    c.padding.add(e.collective, e.group_size, 0, e.padding, bytes_of(e.dtype, e.padding));
   }
   for (const auto& [key, t] : totals) {
     const auto& [axis, collective, phase] = key;
     if (!covers(axis, collective, phase)) continue;
-    c.measured.count += t.count;
-    c.measured.size += t.size.count();
-    c.measured.elements += volume(collective, static_cast<double>(t.size.count()), t.group_size);
-    c.measured.bytes += volume(collective, static_cast<double>(t.bytes.count()), t.group_size);
+    c.measured.add(collective, t.group_size, t.count, t.size, t.bytes);
   }
   return c;
 }
@@ -112,10 +122,10 @@ class Rows {
     rows_.push_back({axis, std::move(quantity), expected, measured, padding, std::move(unit)});
   }
   void count_and_size(Axis axis, const std::string& name, const Comparison& c) {
-    add(axis, name + "_count", static_cast<double>(c.expected.count), static_cast<double>(c.measured.count),
-        0.0, "count");
-    add(axis, name + "_size", static_cast<double>(c.expected.size), static_cast<double>(c.measured.size),
-        static_cast<double>(c.padding.size), "elements");
+    add(axis, name + "_count", static_cast<double>(c.expected.count()),
+        static_cast<double>(c.measured.count()), 0.0, "count");
+    add(axis, name + "_size", static_cast<double>(c.expected.size()), static_cast<double>(c.measured.size()),
+        static_cast<double>(c.padding.size()), "elements");
   }
   std::vector<LedgerRow> take() { return std::move(rows_); }
 
@@ -315,7 +325,7 @@ std::vector<LedgerRow> ledger_rows(const ExpectedLedger& e, const StaticBytes& h
       return [axis, kind](Axis a, Collective c, Phase) { return a == axis && c == kind; };
     };
     const auto all_of_axis = compare(e, totals, [axis](Axis a, Collective, Phase) { return a == axis; });
-    if (axis != Axis::dp && all_of_axis.expected.count == 0 && all_of_axis.measured.count == 0) continue;
+    if (axis != Axis::dp && all_of_axis.expected.count() == 0 && all_of_axis.measured.count() == 0) continue;
     for (const Phase phase : {Phase::forward, Phase::backward, Phase::optimizer})
       rows.count_and_size(axis, fmt::format("all_gather_{}", name_of(phase)),
                           compare(e, totals, [axis, phase](Axis a, Collective c, Phase p) {
@@ -326,16 +336,16 @@ std::vector<LedgerRow> ledger_rows(const ExpectedLedger& e, const StaticBytes& h
     for (const Collective kind :
          {Collective::all_gather, Collective::reduce_scatter, Collective::all_reduce}) {
       const Comparison c = compare(e, totals, on_axis(kind));
-      rows.add(axis, fmt::format("{}_elements", name_of(kind)), c.expected.elements, c.measured.elements,
-               c.padding.elements, "elements");
+      rows.add(axis, fmt::format("{}_elements", name_of(kind)), c.expected.elements(), c.measured.elements(),
+               c.padding.elements(), "elements");
     }
-    rows.add(axis, "volume_elements", all_of_axis.expected.elements, all_of_axis.measured.elements,
-             all_of_axis.padding.elements, "elements");
-    rows.add(axis, "volume_bytes", all_of_axis.expected.bytes, all_of_axis.measured.bytes,
-             all_of_axis.padding.bytes, "bytes");
+    rows.add(axis, "volume_elements", all_of_axis.expected.elements(), all_of_axis.measured.elements(),
+             all_of_axis.padding.elements(), "elements");
+    rows.add(axis, "volume_bytes", all_of_axis.expected.bytes(), all_of_axis.measured.bytes(),
+             all_of_axis.padding.bytes(), "bytes");
     if (axis == Axis::dp)
-      rows.add(axis, "textbook_volume_elements", e.textbook_volume_elements, all_of_axis.measured.elements,
-               all_of_axis.measured.elements - e.textbook_volume_elements, "elements");
+      rows.add(axis, "textbook_volume_elements", e.textbook_volume_elements, all_of_axis.measured.elements(),
+               all_of_axis.measured.elements() - e.textbook_volume_elements, "elements");
   }
   return rows.take();
 }

@@ -15,7 +15,8 @@ constexpr std::int64_t fp32 = 4;
 /// What a collective over `ranks` needs to add what it receives (src/comm/schedule.hpp): segments of a MiB,
 /// four at once, and for bf16 in direct schedules an fp32 sum of each; when doubling, up to half of all
 /// blocks.
-Bytes staging(Collective collective, DType dtype, std::int64_t elements, int ranks, Algorithm algorithm) {
+Bytes staging(Collective collective, DType dtype, std::int64_t elements, int ranks, int node_size,
+              Algorithm algorithm) {
   if (ranks == 1 || collective == Collective::all_gather || algorithm == Algorithm::native) return Bytes(0);
   constexpr std::int64_t segment_bytes = 1 << 20;
   constexpr std::int64_t at_once = 4;
@@ -33,6 +34,8 @@ Bytes staging(Collective collective, DType dtype, std::int64_t elements, int ran
   }
   const std::int64_t segments = std::max<std::int64_t>(1, ceil_div(block * size_of(dtype), segment_bytes));
   const std::int64_t staged = std::min(segments, at_once) * ceil_div(block, segments);
+  if (chosen == Algorithm::hierarchical && node_size > 1)  // inside a node, a segment of a block of every node at a time
+    return bytes_of(dtype, Elements(staged * ceil_div(ranks, node_size)));
   const bool sums_in_fp32 = chosen == Algorithm::direct && dtype == DType::bf16;
   return Bytes(staged * (size_of(dtype) + (sums_in_fp32 ? fp32 : 0)));
 }
@@ -233,8 +236,9 @@ class Walk {
   /// An all-reduce or reduce-scatter over tp.
   void sum_activations() {
     const Hold cast(now_.workspace, message());
-    const Bytes staged = staging(cuts_sequence_ ? Collective::reduce_scatter : Collective::all_reduce,
-                                 o_.param_dtype, whole_ / fp32, mesh_.tp, o_.algorithm);
+    const Bytes staged =
+        staging(cuts_sequence_ ? Collective::reduce_scatter : Collective::all_reduce, o_.param_dtype,
+                whole_ / fp32, mesh_.tp, node_size(mesh_.tp, 1), o_.algorithm);
     const Hold added(now_.workspace, staged.count());
     note();
   }
@@ -301,9 +305,10 @@ class Walk {
   void start_reduction(std::size_t index) {
     if (stage_ == 3) unsharded_[index] = Bytes(0);
     const Elements size = layouts_[index].gathered();
-    reductions_.push_back({bytes_of(o_.reduce_dtype, size),
-                           staging(stage_ == 0 ? Collective::all_reduce : Collective::reduce_scatter,
-                                   o_.reduce_dtype, size.count(), mesh_.dp, o_.algorithm)});
+    reductions_.push_back(
+        {bytes_of(o_.reduce_dtype, size),
+         staging(stage_ == 0 ? Collective::all_reduce : Collective::reduce_scatter, o_.reduce_dtype,
+                 size.count(), mesh_.dp, node_size(mesh_.dp, mesh_.tp), o_.algorithm)});
     now_.workspace += reductions_.back().staging;
     note();
   }
@@ -311,6 +316,12 @@ class Walk {
     now_.reduce_buffers -= reductions_.front().buffer;
     now_.workspace -= reductions_.front().staging;
     reductions_.pop_front();
+  }
+
+  /// Members of a group that share a node, where neighbours are `stride` ranks apart (one node unless
+  /// --ranks-per-node says otherwise).
+  [[nodiscard]] int node_size(int members, int stride) const {
+    return std::clamp(o_.ranks_per_node.value_or(members * stride) / stride, 1, members);
   }
 
   [[nodiscard]] int group_of(int layer) const {

@@ -1,75 +1,35 @@
-"""Training agrees with an independent PyTorch program, whatever the schedule.
+"""Training agrees with an independent PyTorch program, whatever the schedule: the four data-parallel scenarios.
 
-tests/golden/*.json: losses, gradient norms (global L2 of the mean gradient, before clipping) and the final masters' sum
-and sum of squares per tensor, from an independent PyTorch program (CPU, fp32 arithmetic; `bf16`: parameters rounded to
-bf16 for forward and backward, gradients fp32). Agreement asked, relative:
-    fp32: losses 1e-5 at every step, grad_norm 1e-4, each tensor's final sum of squares 1e-5;
-    bf16: losses 1e-3, grad_norm 2e-2, sum of squares 1e-3.
-Two correct fp32 programs differ by less than 1e-6.
+What agreement means is in golden.py; dp x tp meshes are in test_golden_mesh.py.
 """
-
-import json
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import runs
+from golden import (
+    BF16,
+    assert_agrees,
+    assert_covers_every_pair,
+    assert_describes_the_mesh,
+    assert_identical_training,
+    assert_same_training,
+    train,
+)
 
-GOLDEN = runs.ROOT / "tests/golden"
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    loss: float
-    grad_norm: float
-    sum_of_squares: float
-
-
-FP32 = Tolerance(loss=1e-5, grad_norm=1e-4, sum_of_squares=1e-5)
-BF16 = Tolerance(loss=1e-3, grad_norm=2e-2, sum_of_squares=1e-3)
-
-
-def golden(name: str) -> dict:
-    return json.loads((GOLDEN / f"{name}.json").read_text())
-
-
-def train(scenario: str, ranks: int, name: str, options: str = "", warmup: int = 2) -> runs.Trace:
-    """Runs exactly the golden file's steps; warm-up steps train like any other."""
-    wanted = golden(name)
-    steps = len(wanted["losses"])
-    clip = ["--clip", str(wanted["clip"])] if wanted["clip"] else []
-    return runs.trace(
-        scenario, ranks, *runs.model_options(wanted["model"]), "--seed", str(wanted["seed"]),
-        "--global-batch", str(wanted["global_batch"]), "--param-dtype", wanted["param_dtype"], *clip,
-        "-w", str(warmup), "-n", str(steps - warmup), "--trace", "steps", "--threads", "1", *options.split())
-
-
-def assert_agrees(trace: runs.Trace, name: str, tolerance: Tolerance | None = None) -> None:
-    wanted = golden(name)
-    tolerance = tolerance or (FP32 if wanted["param_dtype"] == "fp32" else BF16)
-    assert trace.attributes["psi"] == wanted["psi"]
-    np.testing.assert_allclose(trace.steps_agreed("loss"), wanted["losses"], rtol=tolerance.loss)
-    np.testing.assert_allclose(trace.steps_agreed("grad_norm"), wanted["grad_norms"], rtol=tolerance.grad_norm)
-    tensors = trace["tensors"]
-    assert tensors["index"].tolist() == list(range(len(tensors)))
-    assert tensors["name"].tolist() == list(wanted["final_sum_and_sum_of_squares"])
-    sums = np.array(list(wanted["final_sum_and_sum_of_squares"].values()))
-    np.testing.assert_allclose(tensors["sum_of_squares"], sums[:, 1], rtol=tolerance.sum_of_squares)
-    # The sum may cancel, so it is measured against what it could be at most: sqrt(elements * sum of squares).
-    bound = np.sqrt(tensors["elements"] * sums[:, 1])
-    np.testing.assert_array_less(np.abs(tensors["sum"] - sums[:, 0]), tolerance.sum_of_squares * bound)
+SCENARIOS = ["ddp", "zero1", "zero2", "zero3"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("name", ["tiny_fp32_gb4", "tiny_bf16_gb4", "tiny_fp32_gb4_clip1"])
-@pytest.mark.parametrize("scenario", ["ddp", "zero3"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_tiny(scenario: str, name: str, ranks: int) -> None:
     trace = train(scenario, ranks, name)
     assert_agrees(trace, name)
     assert trace.config["options"]["grad-accum"] == 4 // ranks
+    assert_describes_the_mesh(trace, dp=ranks, tp=1)
 
 
-@pytest.mark.parametrize("scenario", ["ddp", "zero3"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_forty_steps(scenario: str) -> None:
     # In windows of 7, so that steps after a flush are covered too.
     trace = train(scenario, 4, "tiny_fp32_gb16_40steps", "--micro-batch 2 --window 7", warmup=3)
@@ -79,7 +39,7 @@ def test_forty_steps(scenario: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
-@pytest.mark.parametrize("scenario", ["ddp", "zero3"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_uneven_tied(scenario: str, ranks: int) -> None:
     assert_agrees(train(scenario, ranks, "uneven_fp32_gb6", warmup=0), "uneven_fp32_gb6")
 
@@ -126,9 +86,7 @@ VALUES = [
 
 
 def test_schedules_cover_every_pair() -> None:
-    for i, first in enumerate(VALUES):
-        for j in range(i):
-            assert {(s[i], s[j]) for s in SCHEDULES} == {(a, b) for a in first for b in VALUES[j]}
+    assert_covers_every_pair(SCHEDULES, VALUES)
 
 
 @pytest.mark.parametrize("index", range(len(SCHEDULES)))
@@ -146,6 +104,94 @@ def test_zero3_schedules(index: int) -> None:
 ])
 def test_zero3_uneven_schedules(ranks: int, options: str) -> None:
     assert_agrees(train("zero3", ranks, "uneven_fp32_gb6", options, warmup=0), "uneven_fp32_gb6")
+
+
+# Tensors of one MiB and more, so that buckets of one and two MiB close.
+SEVERAL_BUCKETS = ["--layers", "2", "--hidden", "128", "--ffn", "300", "--vocab", "2100", "--seq", "8", "--param-dtype", "fp32",
+                   "--global-batch", "12", "-w", "1", "-n", "2", "--trace", "steps", "--threads", "1"]
+
+
+def bucket_options(gather: str, bucket_mb: int, communicators: int, rs_wait: str, algorithm: str, progress: str,
+                   recompute: str) -> str:
+    return (f"--param-gather {gather} --bucket-mb {bucket_mb} --communicators {communicators} --rs-wait {rs_wait} "
+            f"--algorithm {algorithm} --progress {progress} --recompute {recompute}")
+
+
+# Every pair of values of any two columns occurs (test_bucket_schedules_cover_every_pair).
+BUCKET_SCHEDULES = [
+    ("zero2", 4, "overlap", 25, 1, "next", "native", "thread", "full"),
+    ("zero1", 3, "end", 2, 2, "end", "direct", "poll", "full"),
+    ("zero1", 2, "overlap", 1, 1, "end", "doubling", "none", "none"),
+    ("zero2", 2, "end", 1, 2, "next", "ring", "poll", "none"),
+    ("zero1", 4, "end", 25, 2, "end", "ring", "thread", "none"),
+    ("zero2", 3, "overlap", 2, 1, "next", "direct", "none", "none"),
+    ("zero1", 3, "end", 1, 2, "end", "native", "none", "full"),
+    ("zero2", 2, "overlap", 2, 2, "end", "doubling", "thread", "full"),
+    ("zero1", 3, "end", 25, 1, "next", "doubling", "poll", "none"),
+    ("zero1", 4, "overlap", 2, 1, "end", "ring", "none", "full"),
+    ("zero2", 4, "overlap", 1, 1, "end", "direct", "thread", "full"),
+    ("zero1", 2, "overlap", 2, 1, "end", "native", "poll", "none"),
+    ("zero2", 2, "end", 25, 1, "end", "direct", "none", "full"),
+    ("zero1", 4, "end", 2, 1, "next", "doubling", "poll", "full"),
+    ("zero2", 3, "overlap", 1, 1, "end", "ring", "thread", "none"),
+]
+BUCKET_VALUES = [
+    ["zero1", "zero2"],
+    [2, 3, 4],
+    ["end", "overlap"],
+    [1, 2, 25],
+    [1, 2],
+    ["next", "end"],
+    ["direct", "ring", "doubling", "native"],
+    ["none", "poll", "thread"],
+    ["none", "full"],
+]
+
+
+def test_bucket_schedules_cover_every_pair() -> None:
+    assert_covers_every_pair(BUCKET_SCHEDULES, BUCKET_VALUES)
+
+
+@pytest.mark.parametrize("index", range(len(BUCKET_SCHEDULES)))
+def test_bucket_schedules(index: int) -> None:
+    scenario, ranks, *options = BUCKET_SCHEDULES[index]
+    trace = runs.trace(scenario, ranks, *SEVERAL_BUCKETS, *bucket_options(*options).split())
+    assert_same_training(trace, runs.trace("ddp", 1, *SEVERAL_BUCKETS))
+
+
+@pytest.mark.parametrize(("scenario", "ranks", "name", "options"), [
+    ("zero1", 4, "tiny_fp32_gb4", "--param-gather overlap"),
+    ("zero1", 2, "tiny_bf16_gb4", "--param-gather overlap --communicators 2 --fp32-grad-accum"),
+    ("zero1", 3, "uneven_fp32_gb6", "--param-gather overlap --rs-wait end --algorithm ring"),
+    ("zero2", 2, "tiny_fp32_gb4_clip1", "--param-gather overlap --communicators 2"),
+    ("zero2", 4, "tiny_bf16_gb4", "--param-gather overlap --reduce-dtype bf16"),
+    ("zero2", 6, "uneven_fp32_gb6", "--param-gather overlap --algorithm doubling --progress thread"),
+])
+def test_parameters_gathered_under_forward(scenario: str, ranks: int, name: str, options: str) -> None:
+    """The check compares masters after the last update, and each step's loss shows that its update was gathered."""
+    trace = train(scenario, ranks, name, f"{options} -c", warmup=1)
+    assert trace.attributes["check"] == "passed"
+    assert_agrees(trace, name)
+
+
+@pytest.mark.parametrize("scenario", ["zero1", "zero2"])
+def test_when_parameters_are_gathered_changes_no_digit(scenario: str) -> None:
+    options = [*SEVERAL_BUCKETS, "--bucket-mb", "1"]
+    assert_identical_training(runs.trace(scenario, 3, *options), runs.trace(scenario, 3, *options, "--param-gather", "overlap"))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_recomputation_changes_no_digit(scenario: str) -> None:
+    trace = train(scenario, 2, "tiny_fp32_gb4", "--recompute full")
+    assert_agrees(trace, "tiny_fp32_gb4")
+    assert_identical_training(trace, train(scenario, 2, "tiny_fp32_gb4"))
+    assert trace.peaks(0)["activations"] < train(scenario, 2, "tiny_fp32_gb4").peaks(0)["activations"]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_recomputation_of_a_tied_model_in_bf16(scenario: str) -> None:
+    options = ["--tied", "--recompute", "full", "--vocab", "101", "-w", "0", "-n", "3", "--threads", "1", "-c"]
+    assert runs.trace(scenario, 3, *options).attributes["check"] == "passed"
 
 
 @pytest.mark.parametrize(("ranks", "name", "options"), [
@@ -168,7 +214,7 @@ def test_ddp_schedules(ranks: int, name: str, options: str) -> None:
     (2, "--micro-batch 1"),  # A = 2
     (2, "--micro-batch 2"),  # A = 1
 ])
-@pytest.mark.parametrize("scenario", ["ddp", "zero3"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_micro_batches(scenario: str, ranks: int, options: str) -> None:
     assert_agrees(train(scenario, ranks, "tiny_fp32_gb4", options), "tiny_fp32_gb4")
 
@@ -182,7 +228,7 @@ def test_micro_batches(scenario: str, ranks: int, options: str) -> None:
     (4, "--reduce-dtype bf16 --algorithm doubling"),
     (4, "--reduce-dtype bf16 --algorithm native"),
 ])
-@pytest.mark.parametrize("scenario", ["ddp", "zero3"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_mixed_precision(scenario: str, ranks: int, options: str) -> None:
     trace = train(scenario, ranks, "tiny_bf16_gb4", f"{options} -c")
     assert trace.attributes["check"] == "passed"
@@ -200,12 +246,9 @@ SHORT = ["--seq", "8", "--param-dtype", "fp32", "--global-batch", "105", "-w", "
 
 
 @pytest.mark.parametrize("ranks", [3, 5, 7])
-@pytest.mark.parametrize("scenario", ["ddp", "zero3"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_odd_worlds_agree_with_one_rank(scenario: str, ranks: int) -> None:
     alone = runs.trace("ddp", 1, *SHORT)
     trace = runs.trace(scenario, ranks, *SHORT)
     assert trace.config["options"]["grad-accum"] == 105 // ranks
-    np.testing.assert_allclose(trace.steps_agreed("loss"), alone.steps_agreed("loss"), rtol=FP32.loss)
-    np.testing.assert_allclose(trace.steps_agreed("grad_norm"), alone.steps_agreed("grad_norm"), rtol=FP32.grad_norm)
-    np.testing.assert_allclose(trace["tensors"]["sum_of_squares"], alone["tensors"]["sum_of_squares"],
-                               rtol=FP32.sum_of_squares)
+    assert_same_training(trace, alone)

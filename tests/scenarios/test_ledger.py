@@ -17,19 +17,36 @@ Ledger = dict[tuple[str, str], tuple[float, float, float, str]]
 FRACTIONAL = 1e-12  # rounding of (n - 1)/n in double precision
 
 
-def assert_events_follow_rules(case: Case, events: list[dict]) -> None:
+def assert_events_follow_rules(case: Case, rank: int, events: list[dict]) -> None:
     wanted = [(o.phase, o.micro, o.kind, o.layer, o.bucket, o.axis, o.dtype, o.group_size, o.elements, o.bytes)
-              for o in case.operations()]
+              for o in case.operations(rank)]
     issued = [(e["phase"], e["micro"], e["kind"], e["layer"], e["bucket"], e["axis"], e["dtype"], e["group_size"],
                e["elements"], e["bytes"])
-              for e in events
+              for e in without_resumed_computes(events)
               if e["stream"] == "comm" or (e["kind"] == "compute" and e["phase"] != "optimizer")]
     assert issued == wanted
     for event in events:
         moves = event["kind"] in ("all_gather", "reduce_scatter", "all_reduce")
         assert event["stream"] == ("comm" if moves else "compute")
-        if moves and case.ranks == 1:
-            assert (event["group_size"], event["sent_bytes"]) == (1, 0)
+        if moves and event["group_size"] == 1:
+            assert event["sent_bytes"] == 0
+
+
+def without_resumed_computes(events: list[dict]) -> list[dict]:
+    """Tensor-parallel communication interrupts a layer's compute, which then goes on as a further event."""
+    result = []
+    at_work, interrupted = None, False
+    for event in events:
+        if event["kind"] == "compute":
+            here = (event["phase"], event["micro"], event["layer"])
+            resumed = interrupted and here == at_work
+            at_work, interrupted = here, False
+            if resumed:
+                continue
+        elif event["stream"] == "comm":
+            interrupted = event["axis"] == "tp"
+        result.append(event)
+    return result
 
 
 def assert_waits_are_complete(events: list[dict], rs_wait: str = "next") -> None:
@@ -38,8 +55,8 @@ def assert_waits_are_complete(events: list[dict], rs_wait: str = "next") -> None
     for event in events:
         key = (event["layer"], event["bucket"], event["axis"], event["dtype"], event["elements"])
         if event["stream"] == "comm":
-            reductions = sum(n for (kind, *_), n in in_flight.items() if kind == "reduce_scatter")
-            assert event["kind"] != "reduce_scatter" or rs_wait == "end" or reductions == 0
+            reductions = sum(n for (kind, _, _, axis, *_), n in in_flight.items() if (kind, axis) == ("reduce_scatter", "dp"))
+            assert (event["kind"], event["axis"]) != ("reduce_scatter", "dp") or rs_wait == "end" or reductions == 0
             in_flight[event["kind"], *key] += 1
         elif event["kind"] == "wait":
             matching = [k for k, n in in_flight.items() if n and k[1:] == key]
@@ -56,7 +73,8 @@ def assert_ledger_follows_rules(case: Case, rank: int, ledger: Ledger) -> None:
     assert set(ledger) == set(wanted) | set(textbook)
     for key, (expected, padding) in wanted.items():
         row = ledger[key]
-        if (expected * case.ranks).denominator == 1 and expected.denominator == 1 and padding.denominator == 1:
+        carries_fraction = key[1].endswith("_elements") or key[1] == "volume_bytes"
+        if not carries_fraction:
             assert row[:3] == (expected, expected + padding, padding), key
         else:
             assert row[:3] == pytest.approx([float(expected), float(expected + padding), float(padding)], rel=FRACTIONAL), key
@@ -66,9 +84,18 @@ def assert_ledger_follows_rules(case: Case, rank: int, ledger: Ledger) -> None:
 
 
 def closed_forms(case: Case) -> dict[str, Fraction]:
-    """The contract's own formulas for zero3, padding excluded."""
-    a, groups, layers, psi = case.accum, len(case.groups()), case.layers, case.psi
-    share = Fraction(case.ranks - 1, case.ranks)
+    """The contract's own formulas for axis dp, padding excluded."""
+    a, layers, psi = case.accum, case.layers, sum(t.elements for t in case.tensors())
+    share = Fraction(case.dp - 1, case.dp)
+    if not case.gathers_groups:
+        buckets = len(case.buckets())
+        if case.scenario == "ddp":
+            return {"all_reduce_count": Fraction(buckets), "volume_elements": 2 * psi * share}
+        reductions = a if case.scenario == "zero2" else 1
+        phase = "optimizer" if case.param_gather == "end" else "forward"
+        return {"reduce_scatter_count": Fraction(reductions * buckets), f"all_gather_{phase}_count": Fraction(buckets),
+                "all_gather_backward_count": Fraction(0), "volume_elements": (reductions + 1) * psi * share}
+    groups = len(case.groups())
     if case.wrap == "root":
         backward = 0 if case.reshard == "none" else a * layers
         volume = 2 * a * psi if case.reshard == "none" else 3 * a * psi - a * case.real(0)
@@ -81,9 +108,20 @@ def closed_forms(case: Case) -> dict[str, Fraction]:
             "all_gather_backward_count": Fraction(backward), "volume_elements": volume * share}
 
 
-def assert_gathered_bound(case: Case, peak: int) -> None:
+def tensor_parallel_counts(case: Case) -> dict[str, int]:
+    """The contract's own counts for axis tp, in all of an optimizer step."""
+    a, per_pass, blocks = case.accum, 2 * case.layers + 1, case.layers
+    again = a * blocks if case.recompute == "full" else 0
+    if case.sequence_parallel:
+        return {"all_gather_forward_count": a * per_pass, "all_gather_backward_count": a * per_pass + 2 * again,
+                "reduce_scatter_count": 2 * a * per_pass + again, "all_reduce_count": per_pass + 3 * a}
+    return {"all_gather_forward_count": 0, "all_gather_backward_count": 0, "reduce_scatter_count": 0,
+            "all_reduce_count": 2 * a * per_pass + again + 3 * a}
+
+
+def assert_gathered_bound(case: Case, rank: int, peak: int) -> None:
     """At most (F+1) in forward, (B+1) in backward, largest groups plus what is kept; one more while a copy-out holds both."""
-    size = {g: case.gathered(g) * BYTES[case.param_dtype] for g in case.groups()}
+    size = {g: case.gathered(g, rank) * BYTES[case.param_dtype] for g in case.groups()}
     kept = sum(s for g, s in size.items() if case.is_kept_after_forward(g))
     moving = sorted((s for g, s in size.items() if not case.is_kept_after_forward(g)), reverse=True)
     at_once = max(case.prefetch) + 1 + any(case.copies_out(g) for g in case.groups())
@@ -93,7 +131,7 @@ def assert_gathered_bound(case: Case, peak: int) -> None:
     assert peak <= max(kept + at_once * largest, kept + max(case.prefetch) * largest + twice)
     assert peak >= max(size.values())
     if moving and min(case.prefetch) >= len(size):  # everything is gathered at once: no group may be missing
-        assert peak >= sum(case.real(g) * BYTES[case.param_dtype] for g in case.groups())
+        assert peak >= sum(case.real(g, rank) * BYTES[case.param_dtype] for g in case.groups())
 
 
 def planned(case: Case, rank: int) -> tuple[list[dict], Ledger, dict[str, int]]:
@@ -104,13 +142,17 @@ def planned(case: Case, rank: int) -> tuple[list[dict], Ledger, dict[str, int]]:
 
 
 def assert_follows_rules(case: Case, rank: int, events: list[dict], ledger: Ledger, peaks: dict[str, int]) -> None:
-    assert_events_follow_rules(case, events)
+    assert_events_follow_rules(case, rank, events)
     assert_waits_are_complete(events, "end" if "end" in case.extra else "next")
     assert_ledger_follows_rules(case, rank, ledger)
-    if case.scenario == "zero3":
+    if rank % case.tp == 0:  # whose parts closed_forms() counts
         for quantity, value in closed_forms(case).items():
             assert ledger["dp", quantity][0] == pytest.approx(float(value), rel=FRACTIONAL), quantity
-        assert_gathered_bound(case, peaks["gathered_parameters"])
+    if case.tp > 1:
+        for quantity, count in tensor_parallel_counts(case).items():
+            assert ledger["tp", quantity][:3] == (count, count, 0), quantity
+    if case.gathers_groups:
+        assert_gathered_bound(case, rank, peaks["gathered_parameters"])
     else:
         assert peaks["gathered_parameters"] == 0
 
@@ -139,7 +181,7 @@ def test_zero3_plans(layers: int, ranks: int) -> None:
         for rank in range(ranks):
             events, ledger, peaks = planned(case, rank)
             assert_follows_rules(case, rank, events, ledger, peaks)
-            held += case.held(rank)
+            held += case.owned(rank)
         assert held == case.psi  # resident shards hold every element once, and nothing else
 
 
@@ -166,11 +208,100 @@ def test_ddp_of_many_megabytes_uses_the_default_caps() -> None:
     assert_follows_rules(case, 0, *planned(case, 0))
 
 
-def test_clipping_costs_zero3_one_scalar_and_ddp_nothing() -> None:
-    for scenario, wanted in [("zero3", [("optimizer", "all_reduce", 1)]), ("ddp", [])]:
-        events = runs.plan(scenario, 3, 0, *replace(Case(scenario), clip=1.0).options())["events"]
-        issued = [(e["phase"], e["kind"], e["elements"]) for e in events if (e["axis"], e["stream"]) == ("world", "comm")]
+# Other settings of zero1 and zero2; LARGE makes buckets close at 1 and 2 MiB of fp32.
+BUCKET_VARIATIONS = [
+    {"bucket_mb": None},
+    {"bucket_mb": 1, "param_gather": "overlap"},
+    {"bucket_mb": 1, "accum": 3, "fp32_grad_accum": True},
+    {"bucket_mb": 1, "accum": 3, "param_gather": "overlap", "clip": 1.0, "reduce_dtype": "bf16"},
+    {"bucket_mb": 2, "param_dtype": "fp32", "clip": 1.0, "extra": ("--rs-wait", "end", "--communicators", "2")},
+    {"bucket_mb": 1, "accum": 3, "param_gather": "overlap", "tied": True, "recompute": "full",
+     "extra": ("--rs-wait", "end", "--communicators", "2")},
+]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("scenario", ["zero1", "zero2"])
+def test_bucket_plans(scenario: str, ranks: int) -> None:
+    for index, variation in enumerate(BUCKET_VARIATIONS):
+        layers = (1, 2, 3, 7)[(index + ranks) % 4]
+        case = Case(scenario, layers=layers, ranks=ranks, **variation, **LARGE)
+        if case.bucket_mb is None:
+            assert len(case.buckets()) == 1  # without ddp's small first one
+        elif layers > 1:
+            assert len(case.buckets()) > 1
+        for rank in {0, ranks - 1}:
+            assert_follows_rules(case, rank, *planned(case, rank))
+        assert sum(case.owned(rank) for rank in range(ranks)) == case.psi
+
+
+def test_every_bucket_is_padded_to_the_ranks() -> None:
+    odd = {"hidden": 130, "heads": 1, "kv_heads": 1, "ffn": 301, "vocab": 4201}
+    case = Case("zero1", ranks=64, layers=3, bucket_mb=1, **odd)
+    sizes = [sum(t.elements for t in bucket) for bucket in case.buckets()]
+    assert len(sizes) > 2
+    assert all(size % 64 for size in sizes)
+    for rank in (0, 63):
+        assert_follows_rules(case, rank, *planned(case, rank))
+
+
+# Models and options that few meshes divide. tp needs whole heads and kv heads.
+FOUR_HEADS = {"hidden": 24, "heads": 4, "kv_heads": 4, "ffn": 10, "vocab": 11, "seq": 8}
+MESH_VARIATIONS = [
+    {"accum": 1},
+    {"accum": 3, "sequence_parallel": True, "layout": "flat"},
+    {"accum": 1, "sequence_parallel": True, "recompute": "full", "prefetch": (2, 1), "param_dtype": "fp32", "clip": 1.0},
+    {"accum": 3, "recompute": "full", "wrap": "root", "prefetch": (0, 0), "fp32_grad_accum": True, "micro_batch": 2},
+    {"accum": 1, "wrap": "root", "reshard": "none", "tied": True, "layout": "flat", "clip": 1.0, "reduce_dtype": "bf16"},
+    {"accum": 3, "sequence_parallel": True, "reshard": "blocks", "prefetch": (10, 10), "recompute": "full",
+     "extra": ("--rs-wait", "end", "--communicators", "2")},
+    {"accum": 1, "sequence_parallel": True, "reshard": "none", "wrap": "root", "tied": True},
+]
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (3, 2), (4, 2), (1, 4), (2, 4)])
+def test_mesh2d_plans(dp: int, tp: int) -> None:
+    for index, variation in enumerate(MESH_VARIATIONS):
+        layers = (1, 2, 3, 7)[(index + dp + tp) % 4]
+        case = Case("mesh2d", layers=layers, ranks=dp * tp, tp=tp, **variation, **FOUR_HEADS)
+        for rank in {0, tp - 1, dp * tp - 1}:
+            assert_follows_rules(case, rank, *planned(case, rank))
+        norms = sum(t.elements for t in case.declared() if t.is_norm)
+        held = sum(case.owned(rank) for rank in range(dp * tp))
+        assert held == case.psi + (tp - 1) * norms  # norms are replicated over tp, all else is held once
+
+
+@pytest.mark.parametrize("sizes", [{"vocab": 5}, {"vocab": 1}, {"ffn": 5}, {"ffn": 1, "vocab": 2}])
+def test_mesh2d_plans_of_ranks_without_rows(sizes: dict[str, int]) -> None:
+    """Ceil chunks of 5 rows for 4 ranks are 2, 2, 1 and 0; the last rank issues the same collectives as the others."""
+    for layout, sequence_parallel in [("flat", False), ("per-parameter", True)]:
+        case = Case("mesh2d", ranks=8, tp=4, layout=layout, sequence_parallel=sequence_parallel, **(FOUR_HEADS | sizes))
+        for rank in (0, 1, 2, 3, 7):
+            assert_follows_rules(case, rank, *planned(case, rank))
+
+
+def test_recomputation_issues_nothing_where_tensors_are_whole() -> None:
+    for scenario in ("ddp", "zero1", "zero2", "zero3", "mesh2d"):
+        events, ledger, peaks = planned(Case(scenario, ranks=2, accum=2), 1)
+        again = planned(Case(scenario, ranks=2, accum=2, recompute="full"), 1)
+        assert again[:2] == (events, ledger)
+        assert again[2]["activations"] < peaks["activations"]
+
+
+def test_clipping_costs_sharded_gradients_one_scalar_and_ddp_nothing() -> None:
+    sharded = [("optimizer", "all_reduce", "fp32", 4, 1)]
+    for scenario, wanted in [("ddp", []), ("zero1", sharded), ("zero2", sharded), ("zero3", sharded), ("mesh2d", sharded)]:
+        case = Case(scenario, ranks=4, clip=1.0, **FOUR_HEADS, tp=2 if scenario == "mesh2d" else 1)
+        events = runs.plan(scenario, 4, 0, *case.options())["events"]
+        issued = [(e["phase"], e["kind"], e["dtype"], e["group_size"], e["elements"])
+                  for e in events if (e["axis"], e["stream"]) == ("world", "comm")]
         assert issued == wanted
+
+
+def volume_bytes(case: Case) -> Fraction:
+    """Of all ranks together, padding included."""
+    return sum((o.volume(o.elements) * BYTES[o.dtype] for rank in range(case.ranks) for o in case.operations(rank)
+                if o.kind != "compute"), Fraction(0))
 
 
 RUNS = [
@@ -183,6 +314,18 @@ RUNS = [
     Case("ddp", ranks=1, layers=1),
     Case("ddp", ranks=3, layers=2, accum=3, bucket_mb=1, **LARGE),
     Case("ddp", ranks=4, layers=2, **LARGE, reduce_dtype="bf16"),
+    Case("zero1", ranks=1, layers=1, accum=3),
+    Case("zero1", ranks=3, layers=2, accum=3, bucket_mb=1, clip=1.0, **LARGE),
+    Case("zero1", ranks=8, layers=1, bucket_mb=1, param_gather="overlap", **LARGE, extra=("--communicators", "2")),
+    Case("zero2", ranks=1, layers=1, accum=3, param_gather="overlap"),
+    Case("zero2", ranks=3, layers=2, accum=3, bucket_mb=1, param_gather="overlap", fp32_grad_accum=True, **LARGE),
+    Case("zero2", ranks=4, layers=2, accum=3, bucket_mb=2, **LARGE, reduce_dtype="bf16", extra=("--rs-wait", "end")),
+    Case("mesh2d", ranks=1, **FOUR_HEADS),
+    Case("mesh2d", ranks=2, tp=2, accum=3, sequence_parallel=True, recompute="full", **FOUR_HEADS),
+    Case("mesh2d", ranks=4, tp=2, accum=3, layout="flat", clip=1.0, recompute="full", **FOUR_HEADS),
+    Case("mesh2d", ranks=4, tp=4, sequence_parallel=True, param_dtype="fp32", **(FOUR_HEADS | {"vocab": 5})),
+    Case("mesh2d", ranks=6, tp=2, sequence_parallel=True, wrap="root", prefetch=(2, 1), **FOUR_HEADS),
+    Case("mesh2d", ranks=8, tp=2, tied=True, wrap="root", reshard="none", **FOUR_HEADS),
 ]
 
 
@@ -194,26 +337,31 @@ def test_runs(index: int) -> None:
         assert_follows_rules(case, rank, trace.events(rank, 0), trace.ledger(rank), trace.peaks(rank))
     # All ranks together really send what the definition of volume says, whatever the algorithm.
     sent = sum(e["sent_bytes"] for rank in range(case.ranks) for e in trace.events(rank, 0) if e["stream"] == "comm")
-    assert sent == case.ranks * sum(o.volume(o.elements) * BYTES[o.dtype] for o in case.operations() if o.kind != "compute")
+    assert sent == volume_bytes(case)
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "ring", "doubling", "hierarchical"])
 def test_every_algorithm_sends_the_volume(algorithm: str) -> None:
-    for scenario, ranks in itertools.product(["zero3", "ddp"], [2, 3, 4, 5, 8]):
-        case = Case(scenario, ranks=ranks, extra=("--algorithm", algorithm))
+    worlds = [(scenario, ranks, 1) for scenario in ("ddp", "zero1", "zero2", "zero3") for ranks in (3, 5)]
+    for scenario, ranks, tp in [*worlds, ("zero3", 2, 1), ("zero3", 4, 1), ("zero3", 8, 1), ("mesh2d", 4, 4), ("mesh2d", 6, 2)]:
+        case = Case(scenario, ranks=ranks, tp=tp, sequence_parallel=ranks == 4, extra=("--algorithm", algorithm), **FOUR_HEADS)
         sent = sum(e["sent_bytes"] for rank in range(ranks) for e in planned(case, rank)[0] if e["stream"] == "comm")
-        assert sent == ranks * sum(o.volume(o.elements) * BYTES[o.dtype] for o in case.operations() if o.kind != "compute")
+        assert sent == volume_bytes(case)
 
 
-def spelled(text: str) -> list[tuple[str, int, int, str]]:
-    """'forward: 0 copy_in, 0 all_gather' -> (phase, micro, layer, kind) of each operation."""
+def spelled(text: str) -> list[tuple[str, int, str, str]]:
+    """'forward: 0 copy_in, b1 all_gather' -> (phase, micro, layer or b and bucket, kind) of each operation."""
     result = []
     for line in filter(None, map(str.strip, text.splitlines())):
         phase, _, operations = line.partition(":")
         for operation in operations.split(","):
-            layer, kind = operation.split()
-            result.append((phase, 0, int(layer), kind))
+            subject, kind = operation.split()
+            result.append((phase, 0, subject, kind))
     return result
+
+
+def order_of(events: list[dict]) -> list[tuple[str, int, str, str]]:
+    return [(e["phase"], e["micro"], str(e["layer"]) if e["bucket"] == -1 else f"b{e['bucket']}", e["kind"]) for e in events]
 
 
 ONE_BLOCK = {
@@ -252,8 +400,86 @@ def test_zero3_order_of_one_block_spelled_out(prefetch: int) -> None:
     case = Case(ranks=2, layers=1, prefetch=(prefetch, prefetch))
     trace = runs.trace("zero3", 2, *case.options(), "-n", "1", "-w", "0")
     for rank in range(2):
-        order = [(e["phase"], e["micro"], e["layer"], e["kind"]) for e in trace.events(rank, 0)]
-        assert order == spelled(ONE_BLOCK[prefetch])
+        assert order_of(trace.events(rank, 0)) == spelled(ONE_BLOCK[prefetch])
+
+
+# A bucket of 1 MiB ends in the middle of the block.
+WIDE_BLOCK = {"hidden": 256, "heads": 4, "kv_heads": 4, "ffn": 128, "vocab": 33}
+
+# 0 = {head, norm, w2, w3, w1, norm2, wo, wv, wk}, 1 = {wq, norm1, embedding}; each tensor is copied into its bucket.
+FILL_AND_REDUCE = """
+    backward: 2 compute, b0 copy_in, b0 copy_in
+    backward: 1 compute, b0 copy_in, b0 copy_in, b0 copy_in, b0 copy_in, b0 copy_in, b0 copy_in, b0 copy_in
+    backward: b1 copy_in, b1 copy_in, b0 reduce_scatter
+    backward: 0 compute, b1 copy_in, b0 wait, b0 copy_out, b1 reduce_scatter, b1 wait, b1 copy_out
+"""
+TWO_BUCKETS = {
+    "end": f"""
+        forward: 0 compute, 1 compute, 2 compute
+        {FILL_AND_REDUCE}
+        optimizer: -1 compute, -1 compute, b1 all_gather, b0 all_gather, b1 wait, b0 wait
+    """,
+    "overlap": f"""
+        forward: b1 all_gather, b0 all_gather, b1 wait, 0 compute, b0 wait, 1 compute, 2 compute
+        {FILL_AND_REDUCE}
+        optimizer: -1 compute, -1 compute
+    """,
+}
+
+
+@pytest.mark.parametrize("gather", ["end", "overlap"])
+@pytest.mark.parametrize("scenario", ["zero1", "zero2"])
+def test_order_of_two_buckets_spelled_out(scenario: str, gather: str) -> None:
+    # At A = 1 zero1 and zero2 do the same; what rests differs.
+    case = Case(scenario, ranks=2, layers=1, bucket_mb=1, param_gather=gather, **WIDE_BLOCK)
+    names = [" ".join(t.name for t in bucket) for bucket in case.buckets()]
+    assert names == ["head norm 0.w2 0.w3 0.w1 0.norm2 0.wo 0.wv 0.wk", "0.wq 0.norm1 embedding"]
+    trace = runs.trace(scenario, 2, *case.options(), "-n", "1", "-w", "0")
+    for rank in range(2):
+        assert order_of(trace.events(rank, 0)) == spelled(TWO_BUCKETS[gather])
+
+
+def test_zero1_reduces_in_the_last_micro_batch_and_zero2_in_each() -> None:
+    for scenario, wanted in [("zero1", [(1, 0), (1, 1)]), ("zero2", [(0, 0), (0, 1), (1, 0), (1, 1)])]:
+        events = planned(Case(scenario, ranks=2, layers=1, accum=2, bucket_mb=1, **WIDE_BLOCK), 0)[0]
+        assert [(e["micro"], e["bucket"]) for e in events if e["kind"] == "reduce_scatter"] == wanted
+
+
+MESH_ONE_BLOCK = {
+    False: """
+        forward: 0 compute, 0 all_reduce, 0 wait, 0 compute
+        forward: 1 compute, 1 all_reduce, 1 wait, 1 compute, 1 all_reduce, 1 wait, 1 compute
+        forward: 2 compute, 2 all_reduce, 2 wait, 2 compute, 2 all_reduce, 2 wait, 2 compute, 2 all_reduce, 2 wait, 2 compute
+        backward: 2 compute, 2 all_reduce, 2 wait, 2 compute
+        backward: 1 compute, 1 all_reduce, 1 wait, 1 compute, 1 all_reduce, 1 wait, 1 compute
+        backward: 0 compute
+        optimizer: -1 compute, -1 compute
+    """,
+    True: """
+        forward: 0 compute, 0 reduce_scatter, 0 wait, 0 compute
+        forward: 1 compute, 1 all_gather, 1 wait, 1 compute, 1 reduce_scatter, 1 wait, 1 compute
+        forward: 1 all_gather, 1 wait, 1 compute, 1 reduce_scatter, 1 wait, 1 compute
+        forward: 2 compute, 2 all_gather, 2 wait, 2 compute
+        forward: 2 all_reduce, 2 wait, 2 compute, 2 all_reduce, 2 wait, 2 compute, 2 all_reduce, 2 wait, 2 compute
+        backward: 2 compute, 2 reduce_scatter, 2 wait, 2 compute
+        backward: 1 compute, 1 all_gather, 1 wait, 1 compute, 1 reduce_scatter, 1 wait, 1 compute
+        backward: 1 all_gather, 1 wait, 1 compute, 1 reduce_scatter, 1 wait, 1 compute
+        backward: 0 compute, 0 all_gather, 0 wait, 0 compute
+        backward: 2 all_reduce, 1 all_reduce, 1 all_reduce, 2 wait, 1 wait, 1 wait
+        optimizer: -1 compute, -1 compute
+    """,
+}
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_mesh2d_order_of_one_block_spelled_out(sequence_parallel: bool) -> None:
+    """In fp32, which needs no cast on its way over tp. What axis dp does is zero3's and left out."""
+    case = Case("mesh2d", ranks=4, tp=2, layers=1, sequence_parallel=sequence_parallel, param_dtype="fp32", **FOUR_HEADS)
+    trace = runs.trace("mesh2d", 4, *case.options(), "-n", "1", "-w", "0")
+    for rank in range(4):
+        events = [e for e in trace.events(rank, 0) if e["axis"] in ("tp", "none")]
+        order = order_of([e for e in events if not e["kind"].startswith("copy")])
+        assert order == spelled(MESH_ONE_BLOCK[sequence_parallel])
 
 
 def test_gathered_parameters_peak_spelled_out() -> None:
@@ -266,7 +492,7 @@ def test_gathered_parameters_peak_spelled_out() -> None:
         assert planned(case, 0)[2]["gathered_parameters"] == at_once * block
 
 
-@pytest.mark.parametrize("scenario", ["ddp", "zero3"])
+@pytest.mark.parametrize("scenario", ["ddp", "zero1", "zero2", "zero3", "mesh2d"])
 def test_activations_do_not_change_with_ranks(scenario: str) -> None:
     def activations(ranks: int, micro_batch: int) -> set[int]:
         case = Case(scenario, ranks=ranks, micro_batch=micro_batch)
@@ -278,5 +504,5 @@ def test_activations_do_not_change_with_ranks(scenario: str) -> None:
     assert all(activations(ranks, 1) == alone for ranks in (2, 3, 4, 8))
     assert activations(4, 2) == {2 * min(alone)}
     for ranks in (1, 3):
-        trace = runs.trace(scenario, ranks, *Case(scenario).options(), "-n", "1", "-w", "0")
+        trace = runs.trace(scenario, ranks, *Case(scenario, ranks=ranks).options(), "-n", "1", "-w", "0")
         assert {trace.peaks(rank)["activations"] for rank in range(ranks)} == alone

@@ -66,6 +66,10 @@ def random_options(choose: random.Random, scenario: str) -> tuple[int, list[str]
     else:
         words += [*of("--layout", "flat", "per-parameter"), *of("--prefetch", "0", "1", "2,1", "3"),
                   *of("--reshard-after-forward", "all", "blocks", "none"), *(of("--wrap", "blocks", "root") if model == "25m" else [])]
+    words += choose.choice([
+        of("--algorithm", "auto", "direct", "ring", "doubling"),
+        ["--algorithm", "hierarchical", *of("--ranks-per-node", *(r for r in "1248" if ranks % int(r) == 0))],
+    ])
     if scenario != "ddp":
         words += of("--rs-wait", "next", "end")
     if scenario == "mesh2d":

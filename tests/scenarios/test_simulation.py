@@ -48,9 +48,17 @@ def simulate(scenario: str, ranks: int, options: str) -> runs.Trace:
 REAL = "--compute real --payload real"
 
 
-@pytest.mark.parametrize(("scenario", "ranks"), [("zero3", 16), ("zero3", 64), ("ddp", 16)])
-def test_real_payload_passes_the_check(scenario: str, ranks: int) -> None:
-    trace = simulate(scenario, ranks, f"{REAL} -n 2 -w 1 -c")
+@pytest.mark.parametrize(("scenario", "ranks", "options"), [
+    ("zero3", 16, ""),
+    ("zero3", 64, ""),
+    ("ddp", 16, ""),
+    ("zero1", 8, "--param-gather overlap"),
+    ("zero2", 8, "--grad-accum 2"),
+    ("mesh2d", 8, "--dp 4 --tp 2"),
+    ("mesh2d", 8, "--dp 4 --tp 2 --sequence-parallel --recompute full --vocab 101 --tied"),
+])
+def test_real_payload_passes_the_check(scenario: str, ranks: int, options: str) -> None:
+    trace = simulate(scenario, ranks, f"{REAL} -n 2 -w 1 -c {options}")
     assert trace.attributes["check"] == "passed"
     assert np.isfinite(trace.steps_agreed("loss")).all()
 
@@ -60,6 +68,11 @@ OPTIONS = {
               f"{REAL} --algorithm doubling --grad-accum 2 --prefetch 2,1 --reshard-after-forward blocks --clip 1 "
               "--layout flat --threads 1 -n 1 -w 1"],
     "ddp": [f"{REAL} --algorithm direct --threads 1 -n 1 -w 1"],
+    "zero1": [f"{REAL} --algorithm ring --param-gather overlap --communicators 2 --threads 1 -n 1 -w 1"],
+    "zero2": [f"{REAL} --algorithm doubling --grad-accum 2 --clip 1 --rs-wait end --threads 1 -n 1 -w 1"],
+    "mesh2d": [f"{REAL} --algorithm direct --dp 4 --tp 2 --threads 1 -n 1 -w 1",
+               f"{REAL} --algorithm ring --dp 4 --tp 2 --sequence-parallel --recompute full --clip 1 --layout flat --threads 1 "
+               "-n 1 -w 1"],
 }
 
 
@@ -77,9 +90,17 @@ def test_events_are_those_of_a_real_run(scenario: str, options: str) -> None:
     np.testing.assert_array_equal(simulated["tensors"]["sum_of_squares"], real["tensors"]["sum_of_squares"])
 
 
-@pytest.mark.parametrize("options", [f"{REAL} -n 3 -w 1", "--compute timed --flops 1e11 --payload phantom -n 3 -w 1"])
-def test_simulated_times_are_deterministic(options: str) -> None:
-    first, second = (simulate("zero3", 16, options) for _ in range(2))
+TIMED = "--compute timed --flops 1e11 --payload phantom -n 3 -w 1"
+
+
+@pytest.mark.parametrize(("scenario", "options"), [
+    ("zero3", f"{REAL} -n 3 -w 1"),
+    ("zero3", TIMED),
+    ("zero2", f"{TIMED} --param-gather overlap --grad-accum 2"),
+    ("mesh2d", f"{TIMED} --tp 2 --sequence-parallel --recompute full"),
+])
+def test_simulated_times_are_deterministic(scenario: str, options: str) -> None:
+    first, second = (simulate(scenario, 16, options) for _ in range(2))
     for table in ("events", "steps", "clock", "calibration", "ledger"):
         for name in first[table].dtype.names:
             np.testing.assert_array_equal(first[table][name], second[table][name], err_msg=f"{table}.{name}")

@@ -12,8 +12,9 @@ import runs
 RUN_TIME_FAILURE, USAGE = 1, 2
 LIMIT_S = 5.0  # the contract's bound for a refusal
 
-LAUNCHES = {"alone": [], "mpiexec -n 1": [runs.MPIEXEC, "-n", "1"], "mpiexec -n 3": [runs.MPIEXEC, "-n", "3"]}
-everywhere = pytest.mark.parametrize("launch", LAUNCHES)
+LAUNCHES = {"alone": [], "mpiexec -n 1": [runs.MPIEXEC, "-n", "1"], "mpiexec -n 3": [runs.MPIEXEC, "-n", "3"],
+            "mpiexec -n 4": [runs.MPIEXEC, "-n", "4"]}
+everywhere = pytest.mark.parametrize("launch", ["alone", "mpiexec -n 1", "mpiexec -n 3"])
 
 
 def refused(folder: Path, code: int, launch: str, scenario: str, options: Sequence[str], **environment: str) -> str:
@@ -38,6 +39,22 @@ def refused(folder: Path, code: int, launch: str, scenario: str, options: Sequen
     ("ddp", "--prefetch 2", ["--prefetch", "zero3"]),
     ("ddp", "--wrap root", ["--wrap", "zero3"]),
     ("zero3", "--dp 2", ["--dp", "mesh2d"]),
+    ("zero1", "--tp 2", ["--tp", "mesh2d"]),
+    ("zero2", "--sequence-parallel", ["--sequence-parallel", "mesh2d"]),
+    ("zero3", "--param-gather overlap", ["--param-gather", "zero1"]),
+    ("mesh2d", "--param-gather end", ["--param-gather", "zero1"]),
+    ("mesh2d", "--bucket-mb 1", ["--bucket-mb", "ddp"]),
+    ("zero2", "--prefetch 1", ["--prefetch", "zero3"]),
+    ("zero1", "--layout flat", ["--layout", "zero3"]),
+    ("zero1", "--reshard-after-forward none", ["--reshard-after-forward", "zero3"]),
+    ("ddp", "--communicators 2", ["--communicators", "zero1"]),
+    ("ddp", "--rs-wait end", ["--rs-wait", "zero1"]),
+    ("zero1", "--param-gather never", ["never", "overlap"]),
+    ("zero2", "--bucket-mb 0", ["--bucket-mb", "0"]),
+    ("zero1", "--recompute some", ["some", "full"]),
+    ("mesh2d", "--tied --wrap blocks", ["--wrap", "root"]),
+    ("mesh2d", "--tp -2", ["--tp", "-2"]),
+    ("mesh2d", "--dp x", ["--dp", "x"]),
     ("zero3", "--algorithm rings", ["rings", "ring"]),
     ("zero3", "--prefetch 1,x", ["1,x"]),
     ("zero3", "--prefetch=-1", ["-1"]),
@@ -76,6 +93,42 @@ def test_usage(tmp_path: Path, launch: str, scenario: str, options: str, said: l
 def test_usage_that_only_the_world_size_shows(tmp_path: Path, launch: str, options: str, said: list[str]) -> None:
     line = refused(tmp_path, USAGE, launch, "zero3", options.split())
     assert all(word in line for word in said), line
+
+
+@pytest.mark.parametrize("output", [[], ["-o", "precious.h5", "--overwrite"]])
+@pytest.mark.parametrize(("options", "said"), [
+    ("--dp 3 --tp 1", ["3", "1", "4"]),
+    ("--dp 2 --tp 3", ["2", "3", "4"]),
+    ("--tp 3", ["3", "4"]),
+    ("--dp 3", ["3", "4"]),
+    ("--dp 0 --tp 4", ["--dp", "0"]),
+    ("--dp 4 --tp 0", ["--tp", "0"]),
+    ("--dp 1 --tp 1", ["1", "4"]),
+    ("--dp 8 --tp -1", ["8", "4"]),
+    ("--dp -1 --tp -1", ["--dp", "--tp"]),
+    ("--tp 4", ["--tp 4", "4 heads", "2 kv heads"]),
+    ("--tp 2 --heads 1 --kv-heads 1", ["--tp 2", "1 heads"]),
+    ("--tp 2 --seq 33 --sequence-parallel", ["--sequence-parallel", "33", "2"]),
+    ("--tp 2 --global-batch 3", ["3", "2"]),
+])
+def test_meshes_that_do_not_fit(tmp_path: Path, options: str, said: list[str], output: list[str]) -> None:
+    (tmp_path / "precious.h5").write_text("precious")
+    line = refused(tmp_path, USAGE, "mpiexec -n 4", "mesh2d", [*options.split(), *output])
+    assert all(word in line for word in said), line
+    assert refused(tmp_path, USAGE, "alone", "mesh2d", [*options.split(), "--plan", "--ranks", "4"]) == line
+
+
+@pytest.mark.parametrize("options", ["--tp 3 --heads 4 --kv-heads 4", "--tp 3 --heads 6 --kv-heads 2 --hidden 36"])
+def test_heads_that_tp_does_not_divide(tmp_path: Path, options: str) -> None:
+    line = refused(tmp_path, USAGE, "mpiexec -n 3", "mesh2d", options.split())
+    assert "--tp 3" in line
+    assert "heads" in line
+
+
+def test_without_sequence_parallelism_any_length_is_cut_nowhere(tmp_path: Path) -> None:
+    options = ["--tp", "2", "--seq", "33", "-n", "1", "-w", "0", "-o", "x.h5"]
+    finished = runs.execute(runs.mpi_command("mesh2d", 2, options), tmp_path)
+    assert finished.code == 0, str(finished)
 
 
 @pytest.mark.parametrize(("options", "said"), [
@@ -150,14 +203,17 @@ def test_outputs_that_cannot_be_written(tmp_path: Path, launch: str, output: str
     assert output in line
 
 
-@pytest.mark.parametrize("scenario", ["ddp", "zero3"])
+@pytest.mark.parametrize("scenario", ["ddp", "zero1", "zero2", "zero3", "mesh2d"])
 def test_help_and_version_need_no_mpi(tmp_path: Path, scenario: str) -> None:
     # Without a usable launcher environment, and with one that MPI_Init would fail on.
     for changes in ({}, {"PMI_FD": "99", "PMI_RANK": "0", "PMI_SIZE": "2"}):
         text = runs.execute([str(runs.BIN / scenario), "--help"], tmp_path, **changes)
         assert (text.code, text.stderr) == (0, ""), str(text)
         assert all(option in text.stdout for option in ["--model", "--steps", "--plan", "--output", "--ranks"])
-        assert ("--prefetch" in text.stdout) == (scenario == "zero3")
+        for option, owners in {"--prefetch": {"zero3", "mesh2d"}, "--bucket-mb": {"ddp", "zero1", "zero2"},
+                               "--param-gather": {"zero1", "zero2"}, "--tp": {"mesh2d"},
+                               "--recompute": {"ddp", "zero1", "zero2", "zero3", "mesh2d"}}.items():
+            assert (option in text.stdout) == (scenario in owners), option
         versions = runs.execute([str(runs.BIN / scenario), "--version"], tmp_path, **changes)
         assert (versions.code, versions.stderr) == (0, ""), str(versions)
         assert all(library in versions.stdout for library in ["shardbench", "MPI", "HDF5"])

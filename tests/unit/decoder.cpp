@@ -1,5 +1,10 @@
-// The whole model: loss and gradients against a decoder written again in double, and what it keeps in memory.
+// The whole model: loss and gradients against a decoder written again in double, and what it keeps in memory;
+// the same model shared out over tensor-parallel ranks.
 #include "src/model/decoder.hpp"
+
+#include <barrier>
+#include <limits>
+#include <thread>
 
 #include "tests/unit/support.hpp"
 
@@ -129,23 +134,45 @@ void PrintTo(const ModelCase& c, std::ostream* out) { *out << c.name; }
 constexpr std::int64_t micro_batch = 2;
 constexpr std::uint64_t seed = 11;
 
-/// A decoder with weights large enough that every path of the gradient matters.
+/// How a decoder is run.
+struct Sharing {
+  Recompute recompute = Recompute::none;
+  TensorParallelGroup* group = nullptr;
+  SequenceParallel sequence_parallel = SequenceParallel::off;
+
+  [[nodiscard]] int tp() const { return group == nullptr ? 1 : group->size(); }
+  [[nodiscard]] int index() const { return group == nullptr ? 0 : group->rank(); }
+};
+
+/// A decoder with weights large enough that every path of the gradient matters, or a tensor-parallel rank's
+/// part of it.
 class DecoderUnderTest {
  public:
-  explicit DecoderUnderTest(const ModelCase& c)
-      : tensors_(declare_tensors(c.dims)),
+  explicit DecoderUnderTest(const ModelCase& c, const Sharing& sharing = {})
+      : tensors_(tensor_parallel_part(declare_tensors(c.dims), sharing.tp(), sharing.index())),
         weight_table_(tensors_.size()),
         gradient_table_(tensors_.size()),
-        kernels_(2, c.dims.seq, std::max(c.dims.hidden, c.dims.ffn)),
-        decoder_({.dims = c.dims, .micro_batch = micro_batch, .seed = seed, .backing = Backing::memory},
+        kernels_(sharing.group == nullptr ? 2 : 1, c.dims.seq, std::max(c.dims.hidden, c.dims.ffn)),
+        decoder_({.dims = c.dims,
+                  .micro_batch = micro_batch,
+                  .seed = seed,
+                  .backing = Backing::memory,
+                  .recompute = sharing.recompute,
+                  .group = sharing.group,
+                  .sequence_parallel = sharing.sequence_parallel},
                  memory_,
-                 make_real_math(c.dims, local_dims(c.dims, 1, 0), micro_batch,
+                 make_real_math(c.dims, local_dims(c.dims, sharing.tp(), sharing.index()), micro_batch,
                                 allocate_rope_tables(c.dims, memory_, Backing::memory), *kernels_)) {
+    const std::vector<TensorInfo> declared = declare_tensors(c.dims);
     weights_.reserve(tensors_.size());
     gradients_.reserve(tensors_.size());
     for (const TensorInfo& t : tensors_) {
       const std::int64_t count = t.elements().count();
-      Floats values = random_floats(count, static_cast<unsigned>(t.index), t.is_norm() ? 0.5F : 0.6F);
+      const Floats whole = random_floats(declared[static_cast<std::size_t>(t.index)].elements().count(),
+                                         static_cast<unsigned>(t.index), t.is_norm() ? 0.5F : 0.6F);
+      Floats values(static_cast<std::size_t>(count));
+      for (std::int64_t i = 0; i < count; ++i)
+        values[static_cast<std::size_t>(i)] = whole[static_cast<std::size_t>(t.declared_element(i))];
       if (t.is_norm())
         for (float& value : values) value += 1.0F;
       weights_.emplace_back(c.dtype, t.rows, t.columns, values);
@@ -295,6 +322,251 @@ TEST_P(WholeModel, FreesEverythingAfterBackward) {
   EXPECT_GT(tested.tracker().total_peak(), before);
 }
 
+TEST_P(WholeModel, RecomputationChangesNoBit) {
+  DecoderUnderTest keeping(GetParam());
+  DecoderUnderTest recomputing(GetParam(), {.recompute = Recompute::full});
+  for (DecoderUnderTest* tested : {&keeping, &recomputing}) {
+    tested->train_micro_batch(0);
+    tested->train_micro_batch(2);
+  }
+  EXPECT_EQ(keeping.mean_loss(), recomputing.mean_loss());
+  for (const TensorInfo& t : keeping.tensors())
+    EXPECT_EQ(keeping.gradient(t.index), recomputing.gradient(t.index)) << t.name;
+}
+
+TEST_P(WholeModel, RecomputationKeepsOnlyTheBlocksInputs) {
+  const ModelDims& d = GetParam().dims;
+  DecoderUnderTest tested(GetParam(), {.recompute = Recompute::full});
+  const MemoryTracker& tracker = tested.tracker();
+  Decoder& decoder = tested.decoder();
+  decoder.load_batch(0, 0);
+  const Bytes before = tracker.total();
+  const std::int64_t tokens = d.seq * micro_batch;
+  const Bytes stream(4 * tokens * d.hidden);
+  for (int layer = 0; layer <= d.layers; ++layer) {
+    decoder.forward(layer, tested.weight_table());
+    EXPECT_EQ(tracker.current(Category::activations), (layer + 1) * stream);
+  }
+  decoder.forward(decoder.dims().head_layer(), tested.weight_table());
+  decoder.backward(decoder.dims().head_layer(), tested.weight_table(), tested.gradient_table());
+  for (std::int64_t layer = d.layers; layer >= 1; --layer) {
+    EXPECT_EQ(tracker.current(Category::activations), layer * stream) << "before backward of layer " << layer;
+    decoder.backward(static_cast<int>(layer), tested.weight_table(), tested.gradient_table());
+  }
+  decoder.backward(0, tested.weight_table(), tested.gradient_table());
+  EXPECT_EQ(tracker.total(), before);
+}
+
+// --- tensor parallelism: ranks are threads, and collectives read the peers' buffers
+
+/// What the ranks of one group share.
+class Meeting {
+ public:
+  explicit Meeting(int size) : buffers_(static_cast<std::size_t>(size)), barrier_(size) {}
+
+  [[nodiscard]] int size() const { return static_cast<int>(buffers_.size()); }
+
+  /// Shows a buffer to the others, lets `read` look at everyone's, and `write` when all have looked.
+  template <class Read, class Write>
+  void exchange(int rank, std::span<float> own, Read read, Write write) {
+    buffers_[static_cast<std::size_t>(rank)] = own;
+    barrier_.arrive_and_wait();
+    const auto seen = read(buffers_);
+    barrier_.arrive_and_wait();
+    write(seen);
+  }
+
+ private:
+  std::vector<std::span<float>> buffers_;
+  std::barrier<> barrier_;
+};
+
+class ThreadGroup final : public TensorParallelGroup {
+ public:
+  ThreadGroup(Meeting& meeting, int rank) : meeting_(meeting), rank_(rank) {}
+
+  [[nodiscard]] int size() const override { return meeting_.size(); }
+  [[nodiscard]] int rank() const override { return rank_; }
+
+  void all_reduce(const BufferRef& values, int layer) override {
+    all_reduce_exactly(values, Reduction::sum, layer);
+  }
+  void all_gather(const BufferRef& values, int /*layer*/) override {
+    const std::span<float> own = values->floats();
+    meeting_.exchange(
+        rank_, own,
+        [&](const auto& buffers) {
+          Floats gathered;
+          for (std::size_t r = 0; r < buffers.size(); ++r) {
+            const auto block = block_of(buffers[r], r);
+            gathered.insert(gathered.end(), block.begin(), block.end());
+          }
+          return gathered;
+        },
+        [&](const Floats& gathered) { std::copy(gathered.begin(), gathered.end(), own.begin()); });
+    ++calls_;
+  }
+  void reduce_scatter(const BufferRef& values, int /*layer*/) override {
+    const std::span<float> own = values->floats();
+    meeting_.exchange(
+        rank_, own, [&](const auto& buffers) { return combined(buffers, Reduction::sum); },
+        [&](const Floats& sums) {
+          const auto r = static_cast<std::size_t>(rank_);
+          std::fill(own.begin(), own.end(),
+                    std::numeric_limits<float>::quiet_NaN());  // undefined: who reads it?
+          const auto block = block_of(own, r);
+          std::copy_n(sums.begin() + static_cast<std::ptrdiff_t>(r * block.size()), block.size(),
+                      block.begin());
+        });
+    ++calls_;
+  }
+  void all_reduce_exactly(const BufferRef& values, Reduction reduction, int /*layer*/) override {
+    const std::span<float> own = values->floats();
+    meeting_.exchange(
+        rank_, own, [&](const auto& buffers) { return combined(buffers, reduction); },
+        [&](const Floats& results) { std::copy(results.begin(), results.end(), own.begin()); });
+    ++calls_;
+  }
+  [[nodiscard]] int calls() const { return calls_; }
+
+ private:
+  [[nodiscard]] std::span<float> block_of(std::span<float> buffer, std::size_t rank) const {
+    const std::size_t block = buffer.size() / static_cast<std::size_t>(size());
+    return buffer.subspan(rank * block, block);
+  }
+  static Floats combined(const std::vector<std::span<float>>& buffers, Reduction reduction) {
+    Floats results(buffers[0].begin(), buffers[0].end());
+    for (std::size_t r = 1; r < buffers.size(); ++r)
+      for (std::size_t i = 0; i < results.size(); ++i)
+        results[i] =
+            reduction == Reduction::sum ? results[i] + buffers[r][i] : std::max(results[i], buffers[r][i]);
+    return results;
+  }
+
+  Meeting& meeting_;
+  int rank_;
+  int calls_ = 0;
+};
+
+/// What the ranks of a group have after two micro-batches.
+struct SharedTraining {
+  std::vector<double> losses;     ///< by rank
+  std::vector<Floats> gradients;  ///< by declared tensor, put together from the parts
+  std::vector<int> calls;         ///< collectives, by rank
+};
+
+SharedTraining train_shared(const ModelCase& c, int tp, SequenceParallel sequence_parallel,
+                            Recompute recompute) {
+  const std::vector<TensorInfo> declared = declare_tensors(c.dims);
+  SharedTraining result{.losses = std::vector<double>(static_cast<std::size_t>(tp)),
+                        .gradients = {},
+                        .calls = std::vector<int>(static_cast<std::size_t>(tp))};
+  for (const TensorInfo& t : declared)
+    result.gradients.emplace_back(static_cast<std::size_t>(t.elements().count()));
+
+  Meeting meeting(tp);
+  std::vector<std::unique_ptr<ThreadGroup>> groups;
+  std::vector<std::unique_ptr<DecoderUnderTest>> ranks;
+  for (int rank = 0; rank < tp; ++rank) {
+    groups.push_back(std::make_unique<ThreadGroup>(meeting, rank));
+    ranks.push_back(std::make_unique<DecoderUnderTest>(c, Sharing{.recompute = recompute,
+                                                                  .group = groups.back().get(),
+                                                                  .sequence_parallel = sequence_parallel}));
+  }
+  const Bytes before = ranks[0]->tracker().total();
+  {
+    std::vector<std::jthread> threads;
+    for (const auto& rank : ranks)
+      threads.emplace_back([&tested = *rank] {
+        tested.train_micro_batch(0);
+        tested.train_micro_batch(2);
+      });
+  }
+  EXPECT_EQ(ranks[0]->tracker().total(), before) << "something is kept after backward";
+
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    result.losses[r] = ranks[r]->mean_loss();
+    result.calls[r] = groups[r]->calls();
+    for (const TensorInfo& t : ranks[r]->tensors()) {
+      const Floats& part = ranks[r]->gradient(t.index);
+      Floats& whole = result.gradients[static_cast<std::size_t>(t.index)];
+      // Without sequence parallelism each rank has a norm's whole gradient; with it that of its own tokens.
+      if (t.is_norm() && sequence_parallel == SequenceParallel::off) {
+        if (r == 0) whole = part;
+        EXPECT_EQ(whole, part) << t.name << " of rank " << r;
+        continue;
+      }
+      for (std::int64_t i = 0; i < t.elements().count(); ++i)
+        whole[static_cast<std::size_t>(t.declared_element(i))] += part[static_cast<std::size_t>(i)];
+    }
+  }
+  return result;
+}
+
+struct SharedCase {
+  const char* name;
+  ModelDims dims;
+  DType dtype;
+  int tp;
+};
+void PrintTo(const SharedCase& c, std::ostream* out) { *out << c.name; }
+
+class SharedModel : public testing::TestWithParam<std::tuple<SharedCase, SequenceParallel>> {};
+INSTANTIATE_TEST_SUITE_P(
+    Cases, SharedModel,
+    testing::Combine(
+        testing::Values(
+            SharedCase{"even2", {2, 16, 4, 2, 8, 12, 6, Head::own}, DType::fp32, 2},
+            SharedCase{"even2_tied", {2, 16, 4, 2, 8, 12, 6, Head::tied}, DType::fp32, 2},
+            SharedCase{"odd2", {1, 16, 4, 4, 9, 13, 8, Head::own}, DType::fp32, 2},
+            SharedCase{"odd4_tied", {2, 16, 4, 4, 9, 13, 8, Head::tied}, DType::fp32, 4},
+            SharedCase{"grouped4", {1, 32, 8, 4, 10, 14, 4, Head::own}, DType::fp32, 4},
+            // Chunks of 2, 2, 1 and 0 rows: the last rank has no row of the vocabulary, nor of ffn.
+            SharedCase{"empty4", {1, 16, 4, 4, 5, 5, 4, Head::own}, DType::fp32, 4},
+            SharedCase{"empty4_tied", {2, 16, 4, 4, 5, 5, 4, Head::tied}, DType::fp32, 4},
+            SharedCase{"odd3_bf16", {1, 12, 6, 3, 7, 11, 9, Head::tied}, DType::bf16, 3}),
+        testing::Values(SequenceParallel::off, SequenceParallel::on)),
+    [](const auto& tested) {
+      return std::string(std::get<0>(tested.param).name) +
+             (std::get<1>(tested.param) == SequenceParallel::on ? "_sequence_parallel" : "");
+    });
+
+TEST_P(SharedModel, TrainsLikeTheWholeOne) {
+  const auto& [c, sequence_parallel] = GetParam();
+  const ModelCase model{c.name, c.dims, c.dtype};
+  DecoderUnderTest whole(model);
+  whole.train_micro_batch(0);
+  whole.train_micro_batch(2);
+
+  const SharedTraining shared = train_shared(model, c.tp, sequence_parallel, Recompute::none);
+  for (const double loss : shared.losses) {
+    EXPECT_EQ(loss, shared.losses[0]) << "ranks disagree";
+    EXPECT_NEAR(loss, whole.mean_loss(), 1e-5);
+  }
+  for (const TensorInfo& t : whole.tensors())
+    expect_close(shared.gradients[static_cast<std::size_t>(t.index)], widened(whole.gradient(t.index)), 1e-5,
+                 t.name, 1e-2);
+
+  // Two micro-batches of 2 (2L + 1) exchanges of the stream, and with sequence parallelism twice as many; 3
+  // for the loss.
+  const int exchanges = 2 * (2 * static_cast<int>(c.dims.layers) + 1);
+  const int times = sequence_parallel == SequenceParallel::on ? 2 : 1;
+  for (const int calls : shared.calls) EXPECT_EQ(calls, 2 * (times * exchanges + 3));
+}
+
+TEST_P(SharedModel, RecomputationChangesNoBit) {
+  const auto& [c, sequence_parallel] = GetParam();
+  const ModelCase model{c.name, c.dims, c.dtype};
+  const SharedTraining keeping = train_shared(model, c.tp, sequence_parallel, Recompute::none);
+  const SharedTraining recomputing = train_shared(model, c.tp, sequence_parallel, Recompute::full);
+  EXPECT_EQ(keeping.losses, recomputing.losses);
+  EXPECT_EQ(keeping.gradients, recomputing.gradients);
+  // A block's forward collectives but the one after w2.
+  const int again = 2 * static_cast<int>(c.dims.layers) * (sequence_parallel == SequenceParallel::on ? 3 : 1);
+  for (std::size_t r = 0; r < keeping.calls.size(); ++r)
+    EXPECT_EQ(recomputing.calls[r], keeping.calls[r] + again);
+}
+
 TEST(Decoder, RefusesALayerWhoseWeightsAreNotGathered) {
   DecoderUnderTest tested({"", {1, 12, 3, 1, 7, 11, 5, Head::own}, DType::fp32});
   const WeightTable nothing(tested.tensors().size());
@@ -335,6 +607,34 @@ TEST(Decoder, TimedMathAccountsForTheSameMemoryWithoutAllocating) {
   real.train_micro_batch(0);
   EXPECT_EQ(planned.first, real.tracker().peak(Category::activations));
   EXPECT_EQ(planned.second + tables, real.tracker().peak(Category::workspace));
+}
+
+TEST(Decoder, TimedMathRunsForwardAgainUpToTheLastProduct) {
+  const ModelDims dims{2, 12, 3, 1, 7, 11, 5, Head::own};
+  const std::vector<TensorInfo> tensors = declare_tensors(dims);
+  WeightTable weights(tensors.size());
+  for (const TensorInfo& t : tensors) weights.set(t.index, {nullptr, DType::bf16, t.rows, t.columns});
+  const GradientTable gradients(tensors.size());
+  double passed = 0.0;
+  Memory memory;
+  Decoder decoder(
+      {.dims = dims,
+       .micro_batch = micro_batch,
+       .seed = seed,
+       .backing = Backing::none,
+       .recompute = Recompute::full},
+      memory,
+      make_timed_math(
+          dims, [](int, Direction direction) { return direction == Direction::forward ? 1.0 : 2.0; },
+          [&](double seconds) { passed += seconds; }));
+  for (int layer = 0; layer < dims.layer_count(); ++layer) decoder.forward(layer, weights);
+  EXPECT_NEAR(passed, 4.0, 1e-9);
+  decoder.backward(dims.head_layer(), weights, gradients);
+  passed = 0.0;
+  decoder.backward(2, weights, gradients);
+  // Of a block's forward, w2 takes 2 h ffn of 2 (2 h^2 + 2 h kv + 3 h ffn) + 4 h s FLOPs a token.
+  const double w2 = 2.0 * 12 * 7 / (2.0 * (2 * 144 + 2 * 12 * 4 + 3 * 84) + 4.0 * 12 * 5);
+  EXPECT_NEAR(passed, 2.0 + 1.0 - w2, 1e-9);
 }
 
 }  // namespace

@@ -146,6 +146,25 @@ TEST(Elementwise, FillZeroClearsEveryByteAndNoMore) {
   }
 }
 
+TEST(Elementwise, MaximumKeepsTheLargerAndAnyNan) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  Floats values = {1.0F, -3.0F, -infinity, 2.0F, nan, 5.0F, -infinity};
+  const Floats others = {2.0F, -4.0F, -7.0F, 2.0F, 1.0F, nan, -infinity};
+  std::vector<BFloat16> narrow_values, narrow_others;
+  for (const float value : values) narrow_values.push_back(bodies::narrow<BFloat16>(value));
+  for (const float value : others) narrow_others.push_back(bodies::narrow<BFloat16>(value));
+  for (std::int64_t i = 0; i < std::ssize(values); ++i) {
+    bodies::maximum(i, values.data(), others.data());
+    bodies::maximum(i, narrow_values.data(), narrow_others.data());
+  }
+  const Floats expected = {2.0F, -3.0F, -7.0F, 2.0F, nan, nan, -infinity};
+  for (std::size_t i = 0; i < values.size(); ++i)
+    for (const float actual : {values[i], bodies::widen(narrow_values[i])})
+      EXPECT_TRUE(actual == expected[i] || (std::isnan(actual) && std::isnan(expected[i])))
+          << i << ": " << actual;
+}
+
 TEST(Elementwise, AddAddsIntoItsFirstArgument) {
   const Floats x = random_floats(77, 1);
   const Floats y = same_with_one_and_two_threads([&](kernels::Kernels& k) {

@@ -163,6 +163,47 @@ TEST(Embedding, BackwardAddsTheRowsOfRepeatedTokens) {
   expect_close(d_table, expected, 1e-6, "d_table");
 }
 
+TEST(Embedding, NegativeTokensReadZerosAndAddNothing) {
+  const Tokens tokens = {-1, 3, -1, 0};
+  for (const DType dtype : {DType::bf16, DType::fp32}) {
+    Stored table(dtype, 4, 3, random_floats(12, 1));
+    const Floats values = table.values();
+    const Floats y = same_with_one_and_two_threads([&](Kernels& k) {
+      Floats result(12, std::numeric_limits<float>::quiet_NaN());
+      k.embedding_forward(matrix(result, 4), table.view(), tokens);
+      return result;
+    });
+    for (std::int64_t t = 0; t < 4; ++t)
+      for (std::int64_t c = 0; c < 3; ++c) {
+        const std::int32_t token = tokens[static_cast<std::size_t>(t)];
+        EXPECT_EQ(y[at(t, c, 3)], token < 0 ? 0.0F : values[at(token, c, 3)]);
+      }
+  }
+  const Floats before = random_floats(12, 1);
+  const Floats dy = random_floats(12, 2);
+  const Floats d_table = same_with_one_and_two_threads([&](Kernels& k) {
+    Floats result = before;
+    k.embedding_backward(matrix(result, 4), matrix(dy, 4), tokens);
+    return result;
+  });
+  Floats expected = before;
+  for (std::int64_t c = 0; c < 3; ++c) {
+    expected[at(3, c, 3)] += dy[at(1, c, 3)];
+    expected[at(0, c, 3)] += dy[at(3, c, 3)];
+  }
+  EXPECT_EQ(d_table, expected);
+}
+
+TEST(Embedding, MayHaveNoRows) {
+  // Of a vocabulary smaller than the tensor-parallel group, some ranks hold nothing.
+  const Tokens tokens = {-1, -1};
+  KernelSet kernels(1);
+  Floats y(6, 1.0F);
+  kernels->embedding_forward(matrix(y, 2), {nullptr, DType::bf16, 0, 3}, tokens);
+  EXPECT_EQ(y, Floats(6, 0.0F));
+  kernels->embedding_backward({nullptr, 0, 3}, matrix(std::as_const(y), 2), tokens);
+}
+
 // --- RMSNorm
 
 constexpr double epsilon = 1e-2;  // larger than the model's, so that leaving it out shows
@@ -335,6 +376,97 @@ TEST(CrossEntropy, ManyRowsGoInSeveralBlocks) {
   kernels->cross_entropy(losses, matrix(logits, 20), targets, 1.0F);
   EXPECT_EQ(kernels.tiles(), 3);
   expect_close(losses, Doubles(20, std::log(90'000.0)), 1e-3, "losses");  // 90,000 terms summed in fp32
+}
+
+// --- cross-entropy of rows whose columns are shared out
+
+/// Carries the three parts out as ranks that hold columns [begin, end) of the rows each.
+LossAndGradient shared_cross_entropy(const Floats& logits, std::int64_t rows,
+                                     const std::vector<std::int64_t>& bounds, const Tokens& targets,
+                                     float scale) {
+  return same_with_one_and_two_threads([&](Kernels& k) {
+    const std::int64_t columns = std::ssize(logits) / rows;
+    const auto count = static_cast<std::size_t>(rows);
+    Floats largest(count, -std::numeric_limits<float>::infinity());
+    Floats total(count);
+    Floats target_logit(count);
+    std::vector<Floats> parts;
+    std::vector<Tokens> own_targets;
+    for (std::size_t p = 0; p + 1 < bounds.size(); ++p) {
+      Floats& part = parts.emplace_back();
+      for (std::int64_t row = 0; row < rows; ++row)
+        for (std::int64_t c = bounds[p]; c < bounds[p + 1]; ++c) part.push_back(logits[at(row, c, columns)]);
+      Tokens& own = own_targets.emplace_back();
+      for (const std::int32_t target : targets)
+        own.push_back(target >= bounds[p] && target < bounds[p + 1]
+                          ? target - static_cast<std::int32_t>(bounds[p])
+                          : -1);
+      Floats found(count);
+      k.row_maximum(found, matrix(std::as_const(part), rows));
+      for (std::size_t r = 0; r < count; ++r) largest[r] = std::max(largest[r], found[r]);
+    }
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      Floats sums(count, 9.0F);
+      Floats picked(count, 9.0F);
+      k.row_exponentials(sums, picked, matrix(std::as_const(parts[p]), rows), largest, own_targets[p]);
+      for (std::size_t r = 0; r < count; ++r) {
+        total[r] += sums[r];
+        target_logit[r] += picked[r];
+      }
+    }
+    LossAndGradient result{Floats(count), Floats(logits.size())};
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      Floats losses(count);
+      k.cross_entropy_gradient(losses, matrix(parts[p], rows), {largest, total, target_logit}, own_targets[p],
+                               scale);
+      if (p > 0) {
+        EXPECT_EQ(losses, result.losses) << "ranks disagree";
+      }
+      result.losses = losses;
+      const std::int64_t width = bounds[p + 1] - bounds[p];
+      for (std::int64_t row = 0; row < rows; ++row)
+        for (std::int64_t c = 0; c < width; ++c)
+          result.gradient[at(row, bounds[p] + c, columns)] = parts[p][at(row, c, width)];
+    }
+    return result;
+  });
+}
+
+TEST(SharedCrossEntropy, AgreesWithTheWhole) {
+  const Tokens targets = {0, 10, 3, 4, 7};
+  const Floats logits = random_floats(5 * 11, 1, 4.0F);
+  const auto [losses, gradient] = cross_entropy(logits, targets, 0.2F);
+  // One part, two, many, and with parts that hold no column.
+  for (const std::vector<std::int64_t>& bounds : std::vector<std::vector<std::int64_t>>{
+           {0, 11}, {0, 6, 11}, {0, 3, 6, 9, 11}, {0, 4, 4, 11}, {0, 0, 11}, {0, 11, 11}}) {
+    const LossAndGradient shared = shared_cross_entropy(logits, 5, bounds, targets, 0.2F);
+    expect_close(shared.losses, widened(losses), 1e-6, "losses");
+    expect_close(shared.gradient, widened(gradient), 1e-6, "gradient");
+  }
+  EXPECT_TRUE(shared_cross_entropy(logits, 5, {0, 11}, targets, 0.2F) == cross_entropy(logits, targets, 0.2F))
+      << "one part is the whole, to the last bit";
+}
+
+TEST(SharedCrossEntropy, LargeLogitsStayFinite) {
+  const Tokens targets = {0, 1};
+  const Floats logits = {1e4F, 0.0F, -1e4F, 1e4F, 0.0F, -1e4F};
+  const auto [losses, gradient] = shared_cross_entropy(logits, 2, {0, 1, 3}, targets, 1.0F);
+  EXPECT_EQ(losses, (Floats{0.0F, 1e4F}));
+  EXPECT_EQ(gradient, (Floats{0.0F, 0.0F, 0.0F, 1.0F, -1.0F, 0.0F}));
+}
+
+TEST(SharedCrossEntropy, RowsWithoutColumnsHaveNoLargestLogit) {
+  const Floats none;
+  Floats largest(3);
+  Floats total(3, 9.0F);
+  Floats target_logit(3, 9.0F);
+  KernelSet kernels(2);
+  kernels->row_maximum(largest, {none.data(), 3, 0});
+  EXPECT_EQ(largest, Floats(3, -std::numeric_limits<float>::infinity()));
+  kernels->row_exponentials(total, target_logit, {none.data(), 3, 0}, Floats{1.0F, 2.0F, 3.0F},
+                            Tokens{-1, -1, -1});
+  EXPECT_EQ(total, Floats(3));
+  EXPECT_EQ(target_logit, Floats(3));
 }
 
 // --- attention

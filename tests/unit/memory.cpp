@@ -104,6 +104,76 @@ TEST_P(Buffers, OutliveTheMemoryThatMadeThem) {
   buffer.reset();
 }
 
+TEST_P(Buffers, HavePartsThatAreNotCountedAgain) {
+  Memory memory;
+  const MemoryTracker& tracker = memory.tracker();
+  BufferRef whole = memory.allocate(Category::parameters, DType::bf16, Elements(10), GetParam());
+  BufferRef part = memory.part(whole, 3, Elements(4), Backing::aliased);
+  EXPECT_EQ(tracker.total(), Bytes(20));
+  EXPECT_EQ(part->elements(), Elements(4));
+  EXPECT_EQ(part->dtype(), DType::bf16);
+  EXPECT_EQ(part->holds_values(), whole->holds_values());
+  if (whole->holds_values()) {
+    whole.reset();
+    EXPECT_EQ(tracker.total(), Bytes(20)) << "the part keeps the whole";
+  }
+  part.reset();
+  whole.reset();
+  EXPECT_EQ(tracker.total(), Bytes(0));
+  EXPECT_EQ(tracker.peak(Category::parameters), Bytes(20));
+}
+
+TEST_P(Buffers, HavePartsThatEndWithin) {
+  Memory memory;
+  const BufferRef whole = memory.allocate(Category::parameters, DType::fp32, Elements(10), GetParam());
+  EXPECT_EQ(memory.part(whole, 10, Elements(0), Backing::none)->elements(), Elements(0));
+  EXPECT_EQ(memory.part(whole, 0, Elements(10), Backing::none)->bytes(), Bytes(40));
+  EXPECT_THROW(static_cast<void>(memory.part(whole, 7, Elements(4), Backing::none)), InternalError);
+  EXPECT_THROW(static_cast<void>(memory.part(whole, -1, Elements(4), Backing::none)), InternalError);
+  EXPECT_THROW(static_cast<void>(memory.part(whole, 4, Elements(-1), Backing::none)), InternalError);
+}
+
+TEST(PartsOfRealBuffers, ShareTheirValues) {
+  Memory memory;
+  const BufferRef whole = memory.allocate(Category::workspace, DType::fp32, Elements(8));
+  for (std::size_t i = 0; i < 8; ++i) whole->floats()[i] = static_cast<float>(i);
+  const BufferRef part = memory.part(whole, 2, Elements(5), Backing::none);
+  ASSERT_EQ(part->floats().size(), 5U);
+  EXPECT_EQ(part->floats()[0], 2.0F);
+  const BufferRef inner = memory.part(part, 1, Elements(2), Backing::aliased);
+  inner->floats()[1] = 40.0F;
+  EXPECT_EQ(whole->floats()[4], 40.0F);
+}
+
+TEST(PartsOfRealBuffers, OutliveTheWholeAndTheMemory) {
+  BufferRef part;
+  {
+    Memory memory;
+    BufferRef whole = memory.allocate(Category::workspace, DType::fp32, Elements(1000));
+    whole->floats()[999] = 5.0F;
+    part = memory.part(whole, 990, Elements(10), Backing::none);
+    whole.reset();
+    // A block that went back for reuse would now be written over.
+    const BufferRef other = memory.allocate(Category::workspace, DType::fp32, Elements(1000));
+    other->floats()[999] = 6.0F;
+  }
+  EXPECT_EQ(part->floats()[9], 5.0F);
+}
+
+TEST(PartsOfBuffersWithoutValues, AreBackedByTheStandIn) {
+  Memory memory;
+  for (const Backing backing : {Backing::aliased, Backing::none}) {
+    const BufferRef whole = memory.allocate(Category::parameters, DType::fp32, Elements(10), backing);
+    const BufferRef message = memory.part(whole, 4, Elements(6), Backing::aliased);
+    EXPECT_NE(message->data(), nullptr) << "a message needs an address";
+    EXPECT_FALSE(message->holds_values());
+    EXPECT_EQ(memory.part(whole, 4, Elements(6), Backing::none)->data(), nullptr);
+    const BufferRef real = memory.part(whole, 4, Elements(6), Backing::memory);
+    EXPECT_TRUE(real->holds_values()) << "timed compute with real messages";
+    EXPECT_EQ(memory.tracker().total(), Bytes(40));
+  }
+}
+
 TEST(RealBuffers, AreApartAndAligned) {
   Memory memory;
   const BufferRef a = memory.allocate(Category::gradients, DType::bf16, Elements(3));

@@ -117,6 +117,64 @@ TEST_P(Story, StepTimeIsComputePlusExposedPlusOptimizerPlusOther) {
   EXPECT_EQ(step.tokens, 64);
 }
 
+TEST_P(Story, InterruptedComputeCountsOnlyItsOwnTime) {
+  recorder_.begin_step(0, false);
+  recorder_.enter(Phase::forward, 0);
+  {
+    const Recorder::Span span = recorder_.compute({.layer = 1});
+    world_.pass(1.0);
+    for (int time = 0; time < 2; ++time) {
+      const Recorder::Interruption interruption = recorder_.interrupt_compute();
+      copy(0.125);
+      wait(issue(Collective::all_reduce), 0.5);
+    }
+    world_.pass(2.0);
+  }
+  const StepRecord step = recorder_.end_step(0);
+  EXPECT_EQ(step.compute_s, 3.0);
+  EXPECT_EQ(step.exposed_ar_s, 1.0);
+  EXPECT_EQ(step.other_s, 0.25) << "copies";
+  EXPECT_EQ(step.step_s, 4.25);
+}
+
+TEST_P(Story, InterruptionInTheOptimizerCountsThere) {
+  recorder_.begin_step(0, false);
+  recorder_.enter(Phase::optimizer, 0);
+  {
+    const Recorder::Span span = recorder_.compute({});
+    world_.pass(1.0);
+    {
+      const Recorder::Interruption interruption = recorder_.interrupt_compute();
+      world_.pass(4.0);
+    }
+    world_.pass(2.0);
+  }
+  const StepRecord step = recorder_.end_step(0);
+  EXPECT_EQ(step.optimizer_s, 3.0);
+  EXPECT_EQ(step.other_s, 4.0);
+}
+
+TEST_P(Story, NothingIsInterruptedWhereNothingIsComputed) {
+  recorder_.begin_step(0, false);
+  compute(1.0);
+  {
+    const Recorder::Interruption interruption = recorder_.interrupt_compute();
+    world_.pass(0.5);
+  }
+  {
+    const Recorder::Span span = recorder_.copy_in({.layer = 1});
+    const Recorder::Interruption interruption = recorder_.interrupt_compute();
+    world_.pass(0.25);
+  }
+  compute(2.0);
+  const StepRecord step = recorder_.end_step(0);
+  EXPECT_EQ(step.compute_s, 3.0);
+  EXPECT_EQ(step.other_s, 0.75);
+  if (GetParam() == TraceLevel::events) {
+    EXPECT_EQ(kinds(), (std::vector<std::string>{"compute", "copy_in", "compute"}));
+  }
+}
+
 TEST_P(Story, GatherIssuedInForwardAndWaitedForInBackwardCountsAsForward) {
   recorder_.begin_step(0, true);
   recorder_.enter(Phase::forward, 0);
@@ -271,6 +329,34 @@ TEST_P(Events, CarryTheFactsOfACollectiveAndOfTheWaitForIt) {
   EXPECT_EQ(wait.facts.sent_bytes, 0) << "else it would be counted twice";
   EXPECT_EQ(wait.start_s, 101.0);
   EXPECT_EQ(wait.end_s, 101.5);
+}
+
+TEST_P(Events, OfInterruptedComputeAreOneBeforeAndOneAfter) {
+  recorder_.begin_step(4, false);
+  recorder_.enter(Phase::backward, 1);
+  {
+    const Recorder::Span span = recorder_.compute({.layer = 2});
+    world_.pass(1.0);
+    {
+      const Recorder::Interruption interruption = recorder_.interrupt_compute();
+      wait(issue(Collective::reduce_scatter), 0.5);
+    }
+    world_.pass(2.0);
+  }
+  EXPECT_EQ(kinds(), (std::vector<std::string>{"compute", "reduce_scatter", "wait", "compute"}));
+  const Event& before = recorder_.events()[0];
+  const Event& after = recorder_.events()[3];
+  for (const Event* event : {&before, &after}) {
+    EXPECT_EQ(event->step, 4);
+    EXPECT_EQ(event->micro, 1);
+    EXPECT_EQ(event->phase, Phase::backward);
+    EXPECT_EQ(event->subject.layer, 2);
+    EXPECT_FALSE(event->is_collective);
+  }
+  EXPECT_EQ(before.start_s, 100.0);
+  EXPECT_EQ(before.end_s, 101.0);
+  EXPECT_EQ(after.start_s, 101.5);
+  EXPECT_EQ(after.end_s, 103.5);
 }
 
 TEST_P(Events, OfComputeSpanTheirTime) {
