@@ -28,7 +28,6 @@ class ReferenceCheck {
   class Reference;
   std::unique_ptr<Reference> reference_;  ///< on rank 0
   const TrainContext& context_;
-  double gradient_tolerance_;
   double master_tolerance_;
   int last_step_ = 0;
 };
