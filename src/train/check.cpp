@@ -269,7 +269,7 @@ std::optional<std::string> compare(const TrainContext& context, const std::vecto
   ControlChannel& control = context.world.control();
   std::vector<double> sums(2 * context.tensors.size());  // by tensor: squares of errors, elements compared
   const std::vector<Scale> scales = scales_of(context, reference, comparison);
-  Deviation worst;
+  std::vector<Deviation> worst(context.tensors.size());  // by tensor
   const std::vector<TensorInfo> declared = declare_tensors(context.dims());
   for (const TensorInfo& tensor : declared) {
     const auto t = static_cast<std::size_t>(tensor.index);
@@ -293,16 +293,20 @@ std::optional<std::string> compare(const TrainContext& context, const std::vecto
         const double far =
             element_floor * (scales[t].distance + std::abs(distance)) + element_factor * scales[t].allowed;
         const double excess = std::isfinite(found) ? error / (far + 1e-30) : INFINITY;
-        if (worst.tensor < 0 || excess > worst.excess)
-          worst = {excess, tensor.index, control.rank(), element, found, e};
+        if (worst[t].tensor < 0 || excess > worst[t].excess)
+          worst[t] = {excess, tensor.index, control.rank(), element, found, e};
       }
     }
   }
   const std::vector<double> all = sum(control, sums);
-  for (const auto& message : gather(control, as_message<Deviation>(std::span<const Deviation>(&worst, 1)))) {
-    const auto other = from_message<Deviation>(message).front();
-    if (other.tensor >= 0 && (worst.tensor < 0 || other.excess > worst.excess)) worst = other;
+  for (const auto& message : gather(control, as_message<Deviation>(std::span<const Deviation>(worst)))) {
+    const auto others = from_message<Deviation>(message);
+    for (std::size_t t = 0; t < others.size(); ++t)
+      if (others[t].tensor >= 0 && (worst[t].tensor < 0 || others[t].excess > worst[t].excess))
+        worst[t] = others[t];
   }
+  Deviation named = *std::max_element(
+      worst.begin(), worst.end(), [](const Deviation& a, const Deviation& b) { return a.excess < b.excess; });
   std::string failure;
   for (const TensorInfo& tensor : context.tensors) {
     const auto t = static_cast<std::size_t>(tensor.index);
@@ -315,15 +319,16 @@ std::optional<std::string> compare(const TrainContext& context, const std::vecto
     if (error <= scales[t].allowed) continue;  // (a NaN is no agreement)
     failure = fmt::format(" of {} is off by {:.2e} in root mean square, {:.1e} allowed", tensor.name, error,
                           scales[t].allowed);
+    named = worst[t];
     break;
   }
-  // Ranks know only their own worst element; rank 0, which prints, knows everyone's.
-  const bool wrong = !failure.empty() || worst.excess > 1.0;
+  // Ranks know only their own worst elements; rank 0, which prints, knows everyone's.
+  const bool wrong = !failure.empty() || named.excess > 1.0;
   if (maximum(control, control.rank() == 0 && wrong ? 1.0 : 0.0) == 0.0) return std::nullopt;
   const std::string name =
-      worst.tensor < 0 ? "none" : context.tensors[static_cast<std::size_t>(worst.tensor)].name;
+      named.tensor < 0 ? "none" : context.tensors[static_cast<std::size_t>(named.tensor)].name;
   return fmt::format("{}{}; worst element: tensor {}, rank {}, index {}: found {:.6g}, expected {:.6g}",
-                     comparison.what, failure, name, worst.rank, worst.element, worst.found, worst.expected);
+                     comparison.what, failure, name, named.rank, named.element, named.found, named.expected);
 }
 
 }  // namespace
