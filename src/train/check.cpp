@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <functional>
 
@@ -66,6 +67,16 @@ double sum_of_squares(const std::vector<float>& values) {
   double squares = 0.0;
   for (const float value : values) squares += static_cast<double>(value) * static_cast<double>(value);
   return squares;
+}
+
+/// To the nearest value of bf16's 8 significant bits, ties to even; without the kernels' arithmetic on bits.
+float rounded_to_bf16(float value) {
+  if (value == 0.0F || !std::isfinite(value)) return value;
+  int exponent = 0;
+  const double mantissa = std::frexp(static_cast<double>(value), &exponent);  // from 1/2 to 1
+  constexpr int smallest_normal = -125;
+  const int digits = 8 - std::max(0, smallest_normal - exponent);
+  return static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(mantissa, digits)), exponent - digits));
 }
 
 struct Deviation {
@@ -208,8 +219,9 @@ class ReferenceCheck::Reference {
     for (std::size_t t = 0; t < masters.size(); ++t)
       for (std::size_t i = 0; i < masters[t].size(); ++i) {
         if (options_.param_dtype == DType::bf16) {
-          reinterpret_cast<bodies::BFloat16*>(stored_[t]->data())[i] =
-              bodies::narrow<bodies::BFloat16>(masters[t][i]);
+          const auto bits = std::bit_cast<std::uint32_t>(rounded_to_bf16(masters[t][i]));
+          reinterpret_cast<bodies::BFloat16*>(stored_[t]->data())[i] = {
+              static_cast<std::uint16_t>(bits >> 16U)};
         } else {
           reinterpret_cast<float*>(stored_[t]->data())[i] = masters[t][i];
         }
@@ -331,6 +343,37 @@ std::optional<std::string> compare(const TrainContext& context, const std::vecto
                      comparison.what, failure, name, named.rank, named.element, named.found, named.expected);
 }
 
+/// bf16 parameters must be their masters, rounded: exactly.
+std::optional<std::string> compare_parameters(const TrainContext& context, ResidentState& state) {
+  if (context.options.param_dtype != DType::bf16) return std::nullopt;
+  ControlChannel& control = context.world.control();
+  const auto* parameters = reinterpret_cast<const bodies::BFloat16*>(state.parameters()->data());
+  Deviation first;
+  for (std::size_t range = 0; range < state.owned().size() && first.tensor < 0; ++range) {
+    const Slice& slice = state.owned()[range];
+    const std::span<const float> masters = state.masters(range);
+    const bodies::BFloat16* stored = parameters + state.residence().parameters.owned_at[range];
+    for (std::int64_t i = 0; i < slice.count && first.tensor < 0; ++i) {
+      const float found = bodies::widen(stored[i]);
+      const float expected = rounded_to_bf16(masters[static_cast<std::size_t>(i)]);
+      if (found == expected) continue;
+      const TensorInfo& tensor = context.tensors[static_cast<std::size_t>(slice.tensor)];
+      first = {1.0, slice.tensor, control.rank(), tensor.declared_element(slice.begin + i), found, expected};
+    }
+  }
+  for (const auto& message : gather(control, as_message<Deviation>(std::span<const Deviation>(&first, 1)))) {
+    const auto other = from_message<Deviation>(message).front();
+    if (first.tensor < 0) first = other;
+  }
+  if (maximum(control, first.tensor < 0 ? 0.0 : 1.0) == 0.0) return std::nullopt;
+  const std::string name =
+      first.tensor < 0 ? "none" : context.tensors[static_cast<std::size_t>(first.tensor)].name;
+  return fmt::format(
+      "the final parameter is not its master rounded; worst element: tensor {}, rank {}, index {}: found "
+      "{:.6g}, expected {:.6g}",
+      name, first.rank, first.element, first.found, first.expected);
+}
+
 }  // namespace
 
 ReferenceCheck::ReferenceCheck(const TrainContext& context)
@@ -372,14 +415,17 @@ std::optional<std::string> ReferenceCheck::compare_masters(Scenario& scenario) {
   const auto initial = [this](const TensorInfo& tensor, std::int64_t element) {
     return static_cast<double>(initial_value(context_.options.seed, tensor, element));
   };
-  return compare(context_, state.owned(), reference_ ? &reference_->masters : nullptr,
-                 {.what = "the final master",
-                  .found = value_at,
-                  .origin = initial,
-                  .allowed = [&](std::size_t tensor, double distance) {
-                    const double part = std::min(loosest_master, master_tolerance_ * growth(last_step_));
-                    return std::hypot(part * distance, reference_->chance(tensor));
-                  }});
+  auto failure = compare(context_, state.owned(), reference_ ? &reference_->masters : nullptr,
+                         {.what = "the final master",
+                          .found = value_at,
+                          .origin = initial,
+                          .allowed = [&](std::size_t tensor, double distance) {
+                            const double part =
+                                std::min(loosest_master, master_tolerance_ * growth(last_step_));
+                            return std::hypot(part * distance, reference_->chance(tensor));
+                          }});
+  const auto rounding = compare_parameters(context_, scenario.state());
+  return failure ? failure : rounding;
 }
 
 }  // namespace shardbench

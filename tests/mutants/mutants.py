@@ -158,7 +158,7 @@ def faults() -> list[Mutant]:
     f.in_file("src/train/bucketed_parameters.cpp")
     f.add("bucketed.gather_of_wrong_range", "a bucket's parameters are gathered one block late",
           run("zero1", 3, None, odd),
-          ("    end -= size.count();\n", "    end -= size.count() - (b > 0 ? layouts_[b].block().count() : 0);\n"))
+          ("    end -= size.count();\n", "    end -= size.count() - (b == 0 ? layouts_[b].block().count() : 0);\n"))
 
     f.in_file("src/train/gathered_parameters.cpp")
     own = "    const std::int64_t own_block = dp_.rank() * layout.block().count();\n"
@@ -220,7 +220,7 @@ def faults() -> list[Mutant]:
           (".copy == Copy::primary", ".copy != static_cast<Copy>(-1)"))
     decay = "tensor.is_norm() ? 0.0F : s.weight_decay"
     f.add("adamw.no_decay", "no weight decay", ddp1, (decay, "0.0F * s.weight_decay"))
-    f.add("adamw.decay_on_norms", "norm weights decay too", ddp1, (decay, "s.weight_decay"), tensor="norm")
+    f.add("adamw.decay_on_norms", "norm weights decay too", ddp1, (decay, "s.weight_decay"))
     f.add("adamw.no_correction1", "the first moment's bias is not corrected", ddp1,
           ("static_cast<float>(1.0 / (1.0 - std::pow(s.beta1, t)))", "1.0F + 0.0F * static_cast<float>(t)"))
     f.add("adamw.no_correction2", "the second moment's bias is not corrected", ddp1,
@@ -232,7 +232,7 @@ def faults() -> list[Mutant]:
           ("    const TensorInfo& tensor = context_.tensors[static_cast<std::size_t>(slice.tensor)];\n    context_.kernels.adamw(",
            "    const TensorInfo& tensor = context_.tensors[static_cast<std::size_t>(slice.tensor)];\n"
            "    if (slice.tensor == 5) continue;\n    context_.kernels.adamw("))
-    f.add("adamw.wrong_parameters", "updated values go to another shard's parameters", zero1,
+    f.add("adamw.wrong_parameters", "updated values go to another shard's parameters", run("zero1", 2, "tiny_bf16_gb4"),
           ("view(*parameters_, residence_.parameters.owned_at[i], slice.count), gradient(i)",
            "view(*parameters_, slice.offset, slice.count), gradient(i)"))
     f.add("accumulate.replaces", "adding replaces", zero3, ("    k.accumulate(sum, from);\n", "    k.scaled_copy(sum, from, 1.0F);\n"))
@@ -380,7 +380,8 @@ def faults() -> list[Mutant]:
            "const float g = c.gradient_factor * widen(gradient[i]) + c.weight_decay * master[i];"),
           ("const float decayed = master[i] - c.learning_rate * c.weight_decay * master[i];", "const float decayed = master[i];"))
 
-    f.in_file("kernels/bodies/portable.hpp")
+    f.in_file("kernels/bodies/portable.hpp", "kernels/openmp/openmp_kernels.cpp", "src/comm/scheduled_communicator.cpp",
+              "src/comm/mpi/mpi_native.cpp", "src/train/check.cpp")
     f.add("bf16.truncated", "bf16 values are cut off instead of rounded", run("ddp", 1, "tiny_bf16_gb4"),
           ("bits + 0x7FFFU + ((bits >> 16) & 1U)", "bits + 0U * (0x7FFFU + ((bits >> 16) & 1U))"))
     return f.mutants
