@@ -22,13 +22,13 @@ class ReferenceCheck {
 
   /// After the scenario's step: empty if the gradients agree, else one line naming tensor, rank and element.
   std::optional<std::string> compare_step(int step, Scenario& scenario);
+  /// After the last step: the masters, and that bf16 parameters are their masters rounded.
   std::optional<std::string> compare_masters(Scenario& scenario);
 
  private:
   class Reference;
   std::unique_ptr<Reference> reference_;  ///< on rank 0
   const TrainContext& context_;
-  double gradient_tolerance_;
   double master_tolerance_;
   int last_step_ = 0;
 };
