@@ -1,4 +1,5 @@
 #include "src/collectives/bench.hpp"
+#include "src/comm/nodes.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -300,6 +301,11 @@ class Bench {
 
 ExitCode run_collectives(CollectivesOptions options, World& world, Memory& memory,
                          const std::vector<std::string>& arguments) {
+  if (options.algorithm == Algorithm::hierarchical) {
+    std::vector<int> everyone(static_cast<std::size_t>(world.size()));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    check_hierarchy(std::span(&everyone, 1), world.nodes());
+  }
   return Bench(std::move(options), world, memory, arguments).execute();
 }
 

@@ -92,7 +92,8 @@ std::string json_text(const JsonReport& report) {
   const CollectivesOptions& o = report.options;
   Json json = {{"version", json_version}, {"start_time", report.start_time}, {"args", report.arguments}};
   json["env"] = Json::array();
-  for (const auto& [name, value] : recorded_environment()) json["env"].push_back(name + "=" + value);
+  for (const auto& [name, value] : recorded_environment())
+    json["env"].push_back(fmt::format("{}={}", name, value));
   json["nccl_version"] = 0;
   Json& config = json["config"] = {{"nthreads", 1},
                                    {"ngpus", 1},
@@ -149,7 +150,7 @@ std::string local_time() { return fmt::format("{:%Y-%m-%d %H:%M:%S}", fmt::local
 
 std::string reserve_file(const std::string& name) {
   for (int attempt = -1;; ++attempt) {
-    const std::string path = attempt < 0 ? name : fmt::format("{}.{}", name, attempt);
+    std::string path = attempt < 0 ? name : fmt::format("{}.{}", name, attempt);
     const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (file >= 0) {
       close(file);

@@ -45,28 +45,21 @@ std::vector<int> nodes_of(std::span<const int> members, std::span<const int> wor
   return nodes;
 }
 
-std::string hierarchy_refusal(std::span<const int> nodes) {
-  if (node_size_of(nodes)) return "";
+void check_hierarchy(std::span<const std::vector<int>> groups, std::span<const int> world_nodes) {
   // A large job's list would be unreadable, and its beginning shows the pattern.
   constexpr std::size_t shown = 16;
-  const std::span<const int> beginning = nodes.first(std::min(nodes.size(), shown));
-  return fmt::format(
-      "--algorithm hierarchical needs equally many ranks on every node, one node's ranks following one "
-      "another, but a group of {} ranks runs on the nodes {}{}; start equally many ranks per node in order, "
-      "pass a --ranks-per-node that divides {}, or choose another algorithm",
-      nodes.size(), fmt::join(beginning, ","), nodes.size() > shown ? ",..." : "", nodes.size());
-}
-
-void agree_on_hierarchy(ControlChannel& channel, std::span<const int> nodes_of_group) {
-  const std::string own = hierarchy_refusal(nodes_of_group);
-  const auto everyone = gather(channel, as_message<char>(std::span<const char>(own)));
-  agree_with_root(channel, [&] {
-    for (const auto& message : everyone) {
-      const auto refusal = from_message<char>(message);
-      if (!refusal.empty()) throw UsageError(std::string(refusal.begin(), refusal.end()));
-    }
-    return std::string();
-  });
+  for (const std::vector<int>& group : groups) {
+    const std::vector<int> nodes = nodes_of(group, world_nodes);
+    if (node_size_of(nodes)) continue;
+    const std::span<const int> beginning = std::span(nodes).first(std::min(nodes.size(), shown));
+    throw UsageError(
+        fmt::format("--algorithm hierarchical needs equally many members of a group on every node, one "
+                    "node's following one "
+                    "another, but a group of {} ranks runs on the nodes {}{}; place ranks (or choose "
+                    "--ranks-per-node) so that "
+                    "every node has as many, or choose another algorithm",
+                    nodes.size(), fmt::join(beginning, ","), nodes.size() > shown ? ",..." : ""));
+  }
 }
 
 }  // namespace shardbench

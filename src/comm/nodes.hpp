@@ -20,12 +20,8 @@ std::optional<int> node_size_of(std::span<const int> nodes);
 /// The nodes of `members`, world ranks of which `world_nodes` has the nodes.
 std::vector<int> nodes_of(std::span<const int> members, std::span<const int> world_nodes);
 
-/// Why hierarchical schedules refuse a group with these nodes, and what to do: one line for the user. Empty
-/// where they do not.
-std::string hierarchy_refusal(std::span<const int> nodes);
-
-/// Collective over the world: throws UsageError on every rank alike when any rank's group is refused. Groups
-/// differ between ranks, so a rank cannot know by itself.
-void agree_on_hierarchy(ControlChannel& channel, std::span<const int> nodes_of_group);
+/// Throws UsageError where one of `groups` (world ranks) cannot use hierarchical schedules. Every rank knows
+/// all groups and nodes, so all throw alike.
+void check_hierarchy(std::span<const std::vector<int>> groups, std::span<const int> world_nodes);
 
 }  // namespace shardbench

@@ -30,7 +30,7 @@ void ProgressEngine::advance_queue(std::deque<std::shared_ptr<Operation>>& queue
     if (!head->advance()) return;
     head->end_s_ = hooks_.now();
     queue.pop_front();
-    // Last, so that a waiter that sees it finds the times set and holds the only reference to the buffer.
+    // Last, so that a waiter that sees it finds the times set.
     head->done_.store(true, std::memory_order_release);
   }
 }
@@ -41,6 +41,9 @@ void ProgressEngine::wait(const Operation& operation) {
     if (operation.done()) break;
     hooks_.pause(attempt);
   }
+  // A progress thread that is still in advance() holds a reference to the operation; once it has let go, the
+  // waiter's is the last, and buffers are released on the waiter's thread.
+  const std::scoped_lock lock(mutex_);
 }
 
 }  // namespace shardbench

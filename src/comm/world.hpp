@@ -24,7 +24,6 @@ struct Placement {
   int allowed_cpus = 1;  ///< of this rank
   int host_cpus = 1;     ///< that the ranks of this host may use together
   std::string affinity;  ///< CPU list, e.g. "0-3,8"
-  int node = 0;  ///< number of the node, which --ranks-per-node may define otherwise than the hosts do
 };
 
 /// Blocking messages between ranks for set-up and for collecting traces; never used inside a timed step.
@@ -70,6 +69,8 @@ class World {
   virtual std::unique_ptr<Communicator> communicator(std::span<const int> members) = 0;
 
   [[nodiscard]] virtual Placement placement() const = 0;
+  /// The node of every rank of the world, the same list on each.
+  [[nodiscard]] virtual const std::vector<int>& nodes() const = 0;
   [[nodiscard]] virtual bool simulated() const = 0;
   [[nodiscard]] virtual std::string library() const = 0;      ///< name and version of what carries messages
   [[nodiscard]] virtual std::string wait_policy() const = 0;  ///< how a rank waits for messages

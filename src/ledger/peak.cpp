@@ -19,7 +19,7 @@ Bytes staging(Collective collective, DType dtype, std::int64_t elements, int ran
               Algorithm algorithm) {
   if (ranks == 1 || collective == Collective::all_gather || algorithm == Algorithm::native) return Bytes(0);
   constexpr std::int64_t segment_bytes = 1 << 20;
-  constexpr std::int64_t at_once = 4;
+  constexpr auto at_once = static_cast<std::int64_t>(concurrent_chains);
   const std::int64_t block = ceil_div(elements, ranks);
   const Algorithm chosen = resolve(algorithm, {.collective = collective,
                                                .algorithm = algorithm,
@@ -34,7 +34,8 @@ Bytes staging(Collective collective, DType dtype, std::int64_t elements, int ran
   }
   const std::int64_t segments = std::max<std::int64_t>(1, ceil_div(block * size_of(dtype), segment_bytes));
   const std::int64_t staged = std::min(segments, at_once) * ceil_div(block, segments);
-  if (chosen == Algorithm::hierarchical && node_size > 1)  // inside a node, a segment of a block of every node at a time
+  if (chosen == Algorithm::hierarchical &&
+      node_size > 1)  // inside a node, a segment of a block of every node at a time
     return bytes_of(dtype, Elements(staged * ceil_div(ranks, node_size)));
   const bool sums_in_fp32 = chosen == Algorithm::direct && dtype == DType::bf16;
   return Bytes(staged * (size_of(dtype) + (sums_in_fp32 ? fp32 : 0)));
@@ -68,14 +69,15 @@ class Walk {
         whole_(fp32 * tokens_ * options.dims.hidden) {
     if (stage == 3) {
       grouping_ = make_grouping(options.dims, options.wrap);
-      layouts_ = make_layouts<Group>(options.layout, grouping_.groups, tensors_, mesh.dp);
+      layouts_ = make_group_layouts(options.layout, grouping_.groups, options.dims, mesh);
       held_.resize(layouts_.size());
+      copied_.resize(layouts_.size());
       unsharded_.resize(layouts_.size());
     } else {
       const Bytes cap(options.bucket_mb << 20);
       const bool small_first = stage == 0 && options.bucket_mb == default_bucket_mb;
       buckets_ = make_buckets(tensors_, options.reduce_dtype, small_first ? Bytes(1 << 20) : cap, cap);
-      layouts_ = make_layouts<Bucket>(Layout::flat, buckets_, tensors_, stage == 0 ? 1 : mesh.dp);
+      layouts_ = make_bucket_layouts(buckets_, tensors_, stage == 0 ? 1 : mesh.dp);
       unsharded_.resize(tensors_.size());
     }
     rest();
@@ -161,7 +163,7 @@ class Walk {
       if (layer > grouping_.groups[static_cast<std::size_t>(group)].id) return;  // the root has more to do
       free_gathered(group);
       if (o_.rs_wait == ReduceScatterWait::next && !reductions_.empty()) finish_reduction();
-      reduce(static_cast<std::size_t>(group));
+      open_bucket(static_cast<std::size_t>(group));
       now_.unsharded_gradients -= unsharded_[static_cast<std::size_t>(group)];
       start_reduction(static_cast<std::size_t>(group));
       return;
@@ -172,7 +174,7 @@ class Walk {
       if (tensor->layer != layer) continue;
       final.push_back(tensor->index);
       const std::vector<int>& bucket = buckets_[filling_].tensors;
-      if (bucket.front() == tensor->index) reduce(filling_);
+      if (bucket.front() == tensor->index) open_bucket(filling_);
       if (bucket.back() != tensor->index) continue;
       if (stage_ > 0 && o_.rs_wait == ReduceScatterWait::next && !reductions_.empty()) finish_reduction();
       start_reduction(filling_++);
@@ -256,7 +258,6 @@ class Walk {
     }
     const int group = group_of(layer);
     const auto g = static_cast<std::size_t>(group);
-    if (copied_.size() < layouts_.size()) copied_.resize(layouts_.size());
     if (layouts_[g].in_place() || copied_[g]) return;
     const Bytes copy = bytes_of(o_.param_dtype, layouts_[g].real());
     now_.gathered += copy;
@@ -298,7 +299,7 @@ class Walk {
     }
   }
 
-  void reduce(std::size_t index) {
+  void open_bucket(std::size_t index) {
     now_.reduce_buffers += bytes_of(o_.reduce_dtype, layouts_[index].gathered());
     note();
   }

@@ -21,7 +21,7 @@ class Ddp final : public Scenario {
         dp_(make_data_parallel_communicators(context).reduce),
         buckets_(make_buckets(context.tensors, context.options.reduce_dtype, first_cap(context.options),
                               bucket_cap(context.options))),
-        layouts_(make_layouts<Bucket>(Layout::flat, buckets_, context.tensors, 1)),
+        layouts_(make_bucket_layouts(buckets_, context.tensors, 1)),
         state_(context, everything()),
         weights_(context.tensors.size()),
         layer_gradients_(context),

@@ -25,7 +25,7 @@ class Zero1 final : public Scenario {
         clipping_(make_clipping_communicator(context)),
         buckets_(make_buckets(context.tensors, context.options.reduce_dtype, bucket_cap(context.options),
                               bucket_cap(context.options))),
-        layouts_(make_layouts<Bucket>(Layout::flat, buckets_, context.tensors, dp_.reduce.size())),
+        layouts_(make_bucket_layouts(buckets_, context.tensors, dp_.reduce.size())),
         state_(context, {.owned = resident_slices(layouts_, dp_.reduce.rank()),
                          .parameters = hold_whole(layouts_, dp_.reduce.rank(), Padding::included),
                          .gradients = hold_whole(layouts_, dp_.reduce.rank(), Padding::none)}),

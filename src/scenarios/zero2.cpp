@@ -26,7 +26,7 @@ class Zero2 final : public Scenario {
         clipping_(make_clipping_communicator(context)),
         buckets_(make_buckets(context.tensors, context.options.reduce_dtype, bucket_cap(context.options),
                               bucket_cap(context.options))),
-        layouts_(make_layouts<Bucket>(Layout::flat, buckets_, context.tensors, dp_.reduce.size())),
+        layouts_(make_bucket_layouts(buckets_, context.tensors, dp_.reduce.size())),
         state_(context, residence()),
         parameters_(context, dp_.gather, buckets_, layouts_, state_),
         layer_gradients_(context),

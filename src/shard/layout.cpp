@@ -12,14 +12,14 @@ Elements total(std::span<const Slice> slices) {
   return sum;
 }
 
-GroupLayout::GroupLayout(Layout layout, std::span<const TensorInfo> tensors, int parts)
+GroupLayout::GroupLayout(Layout layout, std::span<const TensorInfo> tensors, int parts, Elements fullest)
     : layout_(layout), tensors_(tensors.begin(), tensors.end()), parts_(parts) {
   SHARDBENCH_ASSERT(parts >= 1);
   for (const TensorInfo& t : tensors_) {
     real_ += t.elements();
     if (layout_ == Layout::per_parameter) block_ += Elements(ceil_div(t.rows, parts) * t.columns);
   }
-  if (layout_ == Layout::flat) block_ = Elements(ceil_div(real_.count(), parts));
+  if (layout_ == Layout::flat) block_ = Elements(ceil_div(std::max(real_, fullest).count(), parts));
 }
 
 std::vector<Slice> GroupLayout::slices(int part) const {
@@ -128,6 +128,38 @@ Grouping make_grouping(const ModelDims& dims, Wrap wrap) {
     }
   }
   return grouping;
+}
+
+std::vector<GroupLayout> make_group_layouts(Layout layout, std::span<const Group> groups,
+                                            const ModelDims& dims, const Mesh& mesh) {
+  const std::vector<TensorInfo> declared = declare_tensors(dims);
+  const std::vector<TensorInfo> own = tensor_parallel_part(declared, mesh.tp, mesh.tp_index);
+  const std::vector<TensorInfo> first =
+      tensor_parallel_part(declared, mesh.tp, 0);  // its chunks are the largest
+  std::vector<GroupLayout> layouts;
+  for (const Group& group : groups) {
+    std::vector<TensorInfo> members;
+    Elements fullest;
+    for (const int tensor : group.tensors) {
+      members.push_back(own[static_cast<std::size_t>(tensor)]);
+      fullest += first[static_cast<std::size_t>(tensor)].elements();
+    }
+    if (layout == Layout::flat && mesh.tp > 1)
+      std::stable_partition(members.begin(), members.end(), [](const TensorInfo& t) { return t.is_norm(); });
+    layouts.emplace_back(layout, members, mesh.dp, fullest);
+  }
+  return layouts;
+}
+
+std::vector<GroupLayout> make_bucket_layouts(std::span<const Bucket> buckets,
+                                             std::span<const TensorInfo> tensors, int parts) {
+  std::vector<GroupLayout> layouts;
+  for (const Bucket& bucket : buckets) {
+    std::vector<TensorInfo> members;
+    for (const int tensor : bucket.tensors) members.push_back(tensors[static_cast<std::size_t>(tensor)]);
+    layouts.emplace_back(Layout::flat, members, parts);
+  }
+  return layouts;
 }
 
 }  // namespace shardbench

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "src/model/dimensions.hpp"
+#include "src/shard/mesh.hpp"
 #include "src/units.hpp"
 
 namespace shardbench {
@@ -43,7 +44,8 @@ enum class Layout {
 /// A gathered buffer is rank-major: block 0, block 1, ... each of `block()` elements, padding included.
 class GroupLayout {
  public:
-  GroupLayout(Layout layout, std::span<const TensorInfo> tensors, int parts);
+  /// A flat group is padded as if it held at least `fullest` parameters.
+  GroupLayout(Layout layout, std::span<const TensorInfo> tensors, int parts, Elements fullest = Elements(0));
 
   [[nodiscard]] int parts() const { return parts_; }
   /// Elements that each part contributes to a collective.
@@ -110,17 +112,14 @@ struct Grouping {
 /// Tied weights need Wrap::root: otherwise the shared tensor would be in two groups.
 Grouping make_grouping(const ModelDims& dims, Wrap wrap);
 
-/// The layouts of groups or buckets.
-template <class Set>
-std::vector<GroupLayout> make_layouts(Layout layout, std::span<const Set> sets,
-                                      std::span<const TensorInfo> tensors, int parts) {
-  std::vector<GroupLayout> layouts;
-  for (const Set& set : sets) {
-    std::vector<TensorInfo> members;
-    for (const int tensor : set.tensors) members.push_back(tensors[static_cast<std::size_t>(tensor)]);
-    layouts.emplace_back(layout, members, parts);
-  }
-  return layouts;
-}
+/// The groups' layouts on a rank of the mesh. Norm weights are replicated over tp, so the ranks of a
+/// tensor-parallel group must own the same parts of them, though their parts of other tensors may differ in
+/// size: with tp > 1 a flat group starts with its norms and is padded as the fullest rank's.
+std::vector<GroupLayout> make_group_layouts(Layout layout, std::span<const Group> groups,
+                                            const ModelDims& dims, const Mesh& mesh);
+
+/// Flat layouts of buckets.
+std::vector<GroupLayout> make_bucket_layouts(std::span<const Bucket> buckets,
+                                             std::span<const TensorInfo> tensors, int parts);
 
 }  // namespace shardbench

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -169,15 +170,12 @@ std::vector<std::pair<const char*, Bytes>> columns(const MemoryUse& m) {
 constexpr std::array<Phase, 3> phases = {Phase::forward, Phase::backward, Phase::optimizer};
 
 std::string peak_json(const ExpectedPeak& peak) {
-  std::string text = fmt::format(", \"peak_bytes\": {}, \"peak_phase\": \"{}\", \"phases\": {{",
-                                 peak.of(peak.largest()).total().count(), name_of(peak.largest()));
-  for (const Phase phase : phases) {
-    text += fmt::format("{}\"{}\": {{", phase == Phase::forward ? "" : ", ", name_of(phase));
+  nlohmann::ordered_json phases_json;
+  for (const Phase phase : phases)
     for (const auto& [name, bytes] : columns(peak.of(phase)))
-      text += fmt::format("{}\"{}\": {}", text.back() == '{' ? "" : ", ", name, bytes.count());
-    text += "}";
-  }
-  return text + "}";
+      phases_json[name_of(phase)][name] = bytes.count();
+  return fmt::format(R"(, "peak_bytes": {}, "peak_phase": "{}", "phases": {})",
+                     peak.of(peak.largest()).total().count(), name_of(peak.largest()), phases_json.dump());
 }
 
 void print_json(const std::vector<Row>& rows) {

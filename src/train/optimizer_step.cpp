@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "src/comm/nodes.hpp"
+
 namespace shardbench {
 namespace {
 
@@ -45,6 +47,17 @@ double clip_and_update(TrainContext& context, ResidentState& state,
 std::optional<TracedCommunicator> make_clipping_communicator(TrainContext& context) {
   if (context.options.clip == 0.0) return std::nullopt;
   return TracedCommunicator(all_ranks(context), Axis::world, context.recorder);
+}
+
+void check_groups(const Options& options, const World& world) {
+  if (options.algorithm != Algorithm::hierarchical) return;
+  std::vector<std::vector<int>> groups = groups_of_mesh(options.dp, options.tp);
+  if (options.clip > 0.0) {
+    std::vector<int> everyone(static_cast<std::size_t>(world.size()));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    groups.push_back(std::move(everyone));
+  }
+  check_hierarchy(groups, world.nodes());
 }
 
 DataParallelCommunicators make_data_parallel_communicators(TrainContext& context) {

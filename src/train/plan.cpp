@@ -4,6 +4,7 @@
 
 #include "src/comm/plan/plan_world.hpp"
 #include "src/train/calibration.hpp"
+#include "src/train/optimizer_step.hpp"
 #include "src/train/rank_setup.hpp"
 
 namespace shardbench {
@@ -42,6 +43,7 @@ std::string plan_json(Options options, const ScenarioDefinition& definition) {
                                       .algorithm = options.algorithm,
                                       .ranks_per_node = options.ranks_per_node},
                                      memory);
+  check_groups(options, *world);
   RankSetup setup(options, definition, *world, memory, Purpose::plan);
   setup.recorder().clear();  // the memory that set-up took is in the totals below
   setup.step(0, false);

@@ -15,6 +15,7 @@
 #include "src/train/check.hpp"
 #include "src/train/clock_sync.hpp"
 #include "src/train/collector.hpp"
+#include "src/train/optimizer_step.hpp"
 #include "src/train/provenance.hpp"
 #include "src/train/rank_setup.hpp"
 #include "src/train/rank_table.hpp"
@@ -339,6 +340,7 @@ ExitCode run_scenario(Options options, const ScenarioDefinition& definition, Wor
                       const std::string& command_line) {
   resolve_mesh(options, world.size());
   resolve_batch(options, options.dp);
+  check_groups(options, world);
   // One rank reads, so that all agree on what it says, and before there is an output file.
   if (!options.calibration_file.empty()) {
     options.calibration_text =

@@ -58,7 +58,7 @@ def random_run(dice: random.Random, scenario: str, largest_world: int) -> Random
         options.append("--fp32-grad-accum")
     options += ["--clip", dice.choice(["0", "0", "0.1", "1", "100"])]
     options += ["--recompute", dice.choice(["none", "full"])]
-    options += ["--algorithm", dice.choice(["auto", "direct", "ring", "doubling", "native"])]
+    options += _algorithm(dice, ranks, tp)
     options += ["--progress", dice.choice(["none", "poll", "thread"])]
 
     if scenario in GATHERS_GROUPS:
@@ -77,6 +77,15 @@ def random_run(dice: random.Random, scenario: str, largest_world: int) -> Random
         if seq % tp == 0 and dice.random() < 0.6:
             options.append("--sequence-parallel")
     return RandomRun(scenario, ranks, tuple(options))
+
+
+def _algorithm(dice: random.Random, ranks: int, tp: int) -> list[str]:
+    algorithm = dice.choice(["auto", "direct", "ring", "doubling", "native", "hierarchical"])
+    if algorithm != "hierarchical":
+        return ["--algorithm", algorithm]
+    # Nodes of one rank, of whole tensor-parallel groups, or one node.
+    sizes = [1, *(tp * n for n in range(1, ranks // tp + 1) if ranks // tp % n == 0)]
+    return ["--algorithm", algorithm, "--ranks-per-node", str(dice.choice(sizes))]
 
 
 def _dimensions(dice: random.Random, tp: int) -> tuple[int, int, list[str]]:

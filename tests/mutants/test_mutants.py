@@ -10,20 +10,10 @@ import mutants
 import pytest
 
 
-def test_faults_are_well_formed() -> None:
-    found = mutants.faults()
-    assert len(found) >= 36
-    assert len({m.name for m in found}) == len(found)
-    for mutant in found:
-        text = (mutants.runs.ROOT / mutant.file).read_text()
-        for old, new in mutant.edits:
-            assert text.count(old) == 1, f"{mutant.name}: {mutant.file} has {text.count(old)} times {old!r}; adapt the fault"
-            assert old != new
-
-
 def test_every_fault_is_caught(capsys: pytest.CaptureFixture[str]) -> None:
     pattern = os.environ.get("SHARDBENCH_MUTANTS", "")
     chosen = [m for m in mutants.faults() if re.search(pattern, m.name)]
+    assert chosen, f"no fault matches {pattern!r}"
     survivors = []
     with capsys.disabled():
         print(f"\n{'fault':36}  {'caught by':9}  {'s':>5}  message", flush=True)

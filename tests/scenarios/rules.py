@@ -153,10 +153,13 @@ class Case:
         return 0 if self.wrap == "root" and layer == self.last_layer else layer
 
     def gathered(self, group: int, rank: int = 0) -> int:
-        """Elements that the group's collectives move: ceil chunks of dim 0 times dp; flat: padded to a multiple of dp."""
+        """Elements that the group's collectives move: ceil chunks of dim 0 times dp; flat: padded to a multiple of dp.
+
+        A flat group is as large on every rank of a tensor-parallel group, so that all cut norm weights alike.
+        """
         tensors = self.groups(rank)[group]
         if self.layout == "flat":
-            return self.padded(sum(t.elements for t in tensors))
+            return self.padded(max(self.real(group, tp_index) for tp_index in range(self.tp)))
         return sum(self.padded(t.rows) * t.row_elements for t in tensors)
 
     def real(self, group: int, rank: int = 0) -> int:
@@ -194,8 +197,14 @@ class Case:
         if self.gathers_groups and self.layout == "per-parameter":
             return {t.name: chunk(t.rows, self.dp, rank // self.tp) * t.row_elements for t in self.tensors(rank)}
         result = {}
-        for tensors in self.groups(rank).values() if self.gathers_groups else self.buckets():
-            block = self.padded(sum(t.elements for t in tensors)) // self.dp
+        if self.gathers_groups:
+            # Sorting is stable: the norms come first where tp > 1.
+            sets = [(sorted(tensors, key=lambda t: self.tp > 1 and not t.is_norm), self.gathered(group, rank))
+                    for group, tensors in self.groups(rank).items()]
+        else:
+            sets = [(bucket, self.padded(sum(t.elements for t in bucket))) for bucket in self.buckets()]
+        for tensors, size in sets:
+            block = size // self.dp
             begin = block * (rank // self.tp)
             offset = 0
             for t in tensors:

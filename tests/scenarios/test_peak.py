@@ -1,6 +1,6 @@
 """`ledger --peak` is what a run's tracker sees, for every scenario.
 
-The ledger walks a step with the sizes of docs/memory.md and nothing of the training code; two per cent are allowed.
+The ledger walks a step with the sizes of docs/memory.md and nothing of the training code; they agree to the byte but for a rounding.
 """
 
 import json
@@ -9,7 +9,7 @@ import random
 import pytest
 import runs
 
-ALLOWED = 0.02
+ALLOWED = 1e-6  # the staging of an all-reduce whose blocks differ by an element
 STAGE = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "mesh2d": 3}
 
 

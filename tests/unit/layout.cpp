@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numeric>
 #include <string>
+#include <tuple>
 
 namespace shardbench {
 namespace {
@@ -244,6 +245,29 @@ TEST(TensorParallelPart, HoldsEveryElementOfAMatrixOnceAndEveryNormEverywhere) {
       tensor_parallel_part(declared, 3, 1)[static_cast<std::size_t>(tensor_index(dims, TensorRole::w2, 1))];
   EXPECT_EQ(std::pair(w2.rows, w2.columns), std::pair(std::int64_t{12}, std::int64_t{3}));
   EXPECT_EQ(w2.declared_element(3), 7 + 3);  // the first of its second row
+}
+
+TEST(GroupLayouts, OfATensorParallelGroupCutNormsAlike) {
+  // ffn 5 and vocabulary 7 over tp 2 and 4: the ranks' parts differ in size, their norms must not.
+  const ModelDims dims{2, 8, 4, 4, 5, 7, 4, Head::own};
+  for (const int tp : {2, 4})
+    for (const int dp : {1, 2, 3, 5})
+      for (const Wrap wrap : {Wrap::blocks, Wrap::root})
+        for (const Layout layout : {Layout::flat, Layout::per_parameter}) {
+          const Grouping grouping = make_grouping(dims, wrap);
+          const auto norms = [&](int dp_index, int tp_index) {
+            std::vector<std::tuple<int, std::int64_t, std::int64_t>> owned;
+            const Mesh mesh{.dp = dp, .tp = tp, .dp_index = dp_index, .tp_index = tp_index};
+            for (const Slice& slice :
+                 resident_slices(make_group_layouts(layout, grouping.groups, dims, mesh), dp_index))
+              if (declare_tensors(dims)[static_cast<std::size_t>(slice.tensor)].is_norm())
+                owned.emplace_back(slice.tensor, slice.begin, slice.count);
+            return owned;
+          };
+          for (int dp_index = 0; dp_index < dp; ++dp_index)
+            for (int tp_index = 1; tp_index < tp; ++tp_index)
+              EXPECT_EQ(norms(dp_index, tp_index), norms(dp_index, 0)) << "tp " << tp << " dp " << dp;
+        }
 }
 
 /// Gathered over real elements of the first block, in thousandths (three digits are published).

@@ -24,6 +24,7 @@ class StillWorld final : public World {
   ControlChannel& control() override { throw std::logic_error("no peers"); }
   std::unique_ptr<Communicator> communicator(std::span<const int> /*members*/) override { return nullptr; }
   [[nodiscard]] Placement placement() const override { return {}; }
+  [[nodiscard]] const std::vector<int>& nodes() const override { return nodes_; }
   [[nodiscard]] bool simulated() const override { return false; }
   [[nodiscard]] std::string library() const override { return ""; }
   [[nodiscard]] std::string wait_policy() const override { return ""; }
@@ -31,6 +32,7 @@ class StillWorld final : public World {
 
  private:
   double now_ = 100.0;
+  std::vector<int> nodes_ = {0};
 };
 
 /// A recorder and the short-hands to tell it a story. All durations are powers of two, so that sums are

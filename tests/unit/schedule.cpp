@@ -1,5 +1,7 @@
 // Schedules as data, and carried out by all ranks at once over an in-process network.
 #include "src/comm/schedule.hpp"
+#include "src/errors.hpp"
+#include "src/shard/mesh.hpp"
 
 #include <array>
 
@@ -271,6 +273,18 @@ TEST(Schedule, NamesAreFoundAgain) {
 
 using Nodes = std::vector<int>;
 
+/// What check_hierarchy says to a world that is one group.
+std::string refusal_of(const Nodes& nodes) {
+  std::vector<int> everyone(nodes.size());
+  std::iota(everyone.begin(), everyone.end(), 0);
+  try {
+    check_hierarchy(std::span(&everyone, 1), nodes);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
 TEST(NodesOfAGroup, AreEqualRuns) {
   EXPECT_EQ(node_size_of(Nodes{0, 0, 0}), 3);
   EXPECT_EQ(node_size_of(Nodes{5, 2, 7}), 1);
@@ -279,9 +293,9 @@ TEST(NodesOfAGroup, AreEqualRuns) {
   for (const Nodes& refused :
        {Nodes{}, Nodes{0, 0, 1}, Nodes{0, 1, 1}, Nodes{0, 1, 0, 1}, Nodes{0, 0, 1, 1, 0, 0}}) {
     EXPECT_FALSE(node_size_of(refused));
-    EXPECT_NE(hierarchy_refusal(refused), "");
+    EXPECT_NE(refusal_of(refused), "");
   }
-  EXPECT_EQ(hierarchy_refusal(Nodes{0, 0, 1, 1}), "");
+  EXPECT_EQ(refusal_of(Nodes{0, 0, 1, 1}), "");
 }
 
 TEST(NodesOfAGroup, FollowFromTheRanksPerNode) {
@@ -291,10 +305,17 @@ TEST(NodesOfAGroup, FollowFromTheRanksPerNode) {
 }
 
 TEST(NodesOfAGroup, AreRefusedWithTheReasonAndWhatToDo) {
-  const std::string refusal = hierarchy_refusal(equal_nodes(5, 2));
+  const std::string refusal = refusal_of(equal_nodes(5, 2));
   for (const char* part : {"--algorithm hierarchical", "5 ranks", "0,0,1,1,2", "--ranks-per-node"})
     EXPECT_NE(refusal.find(part), std::string::npos) << refusal;
-  EXPECT_LT(hierarchy_refusal(equal_nodes(4099, 8)).size(), 400U);
+  EXPECT_LT(refusal_of(equal_nodes(4099, 8)).size(), 450U);
+}
+
+TEST(NodesOfAGroup, EveryGroupOfAMeshIsChecked) {
+  // 3 x 2 on nodes of 3: tp pairs straddle a border, dp groups of 3 have two members on one node.
+  EXPECT_THROW(check_hierarchy(groups_of_mesh(3, 2), equal_nodes(6, 3)), UsageError);
+  EXPECT_NO_THROW(check_hierarchy(groups_of_mesh(4, 2), equal_nodes(8, 4)));
+  EXPECT_NO_THROW(check_hierarchy(groups_of_mesh(3, 2), equal_nodes(6, 2)));
 }
 
 // --- schedules carried out

@@ -252,12 +252,7 @@ class MpiWorld final : public World {
     if (settings_.progress == Progress::poll) engine_.advance();
   }
 
-  void check_settings() const override {
-    mpi::check_supported(settings_);
-    // Most groups are the whole world; refused here, they leave no trace file behind.
-    if (settings_.algorithm != Algorithm::hierarchical) return;
-    if (const std::string refusal = hierarchy_refusal(nodes_); !refusal.empty()) throw UsageError(refusal);
-  }
+  void check_settings() const override { mpi::check_supported(settings_); }
 
   ControlChannel& control() override { return control_; }
 
@@ -271,19 +266,16 @@ class MpiWorld final : public World {
     ScheduleChoice choice{.algorithm = settings_.algorithm, .node_size = 1};
     if (settings_.algorithm == Algorithm::native) choice.algorithm = Algorithm::local;
     if (settings_.algorithm == Algorithm::hierarchical) {
-      const std::vector<int> nodes = nodes_of(members, nodes_);
-      agree_on_hierarchy(control_, nodes);
-      choice.node_size = node_size_of(nodes).value_or(1);
+      const std::optional<int> node_size = node_size_of(nodes_of(members, nodes_));
+      SHARDBENCH_ASSERT(node_size.has_value());  // check_hierarchy has seen every group
+      choice.node_size = *node_size;
     }
     return make_scheduled_communicator(
         std::make_unique<MpiTransport>(std::move(comm), *platform_, outstanding_), engine_, memory_, choice);
   }
 
-  [[nodiscard]] Placement placement() const override {
-    Placement placement = platform_->placement();
-    placement.node = nodes_[static_cast<std::size_t>(rank())];
-    return placement;
-  }
+  [[nodiscard]] Placement placement() const override { return platform_->placement(); }
+  [[nodiscard]] const std::vector<int>& nodes() const override { return nodes_; }
   [[nodiscard]] bool simulated() const override { return platform_->simulated(); }
   [[nodiscard]] std::string wait_policy() const override { return platform_->wait_policy(); }
 

@@ -97,18 +97,13 @@ class PlanWorld final : public World {
   std::unique_ptr<Communicator> communicator(std::span<const int> members) override {
     const auto position = std::find(members.begin(), members.end(), rank()) - members.begin();
     const std::vector<int> nodes = nodes_of(members, nodes_);
-    if (algorithm_ == Algorithm::hierarchical && !node_size_of(nodes))
-      throw UsageError(hierarchy_refusal(nodes));
     return std::make_unique<PlanCommunicator>(
         static_cast<int>(position), static_cast<int>(members.size()),
         ScheduleChoice{.algorithm = algorithm_, .node_size = node_size_of(nodes).value_or(1)}, memory_);
   }
 
-  [[nodiscard]] Placement placement() const override {
-    Placement placement;
-    placement.node = nodes_[static_cast<std::size_t>(rank())];
-    return placement;
-  }
+  [[nodiscard]] Placement placement() const override { return {}; }
+  [[nodiscard]] const std::vector<int>& nodes() const override { return nodes_; }
   [[nodiscard]] bool simulated() const override { return false; }
   [[nodiscard]] std::string library() const override { return "none (plan)"; }
   [[nodiscard]] std::string wait_policy() const override { return "none (plan)"; }
