@@ -185,17 +185,19 @@ class Series:
 
 @dataclass(frozen=True)
 class Study:
-    """The series of one model, all measured or all simulated: what may be compared."""
+    """The series of one model, all measured, with imitated compute, or simulated: what may be compared."""
 
     model: str
     psi: int
     is_simulated: bool
+    compute: str
     series: tuple[Series, ...]
 
     @property
     def title(self) -> str:
         """What is compared, for a heading."""
-        how = "simulated" if self.is_simulated else "measured"
+        imitated = ", compute imitated" if self.compute == "timed" and not self.is_simulated else ""
+        how = ("simulated" if self.is_simulated else "measured") + imitated
         return f"Model {self.model}, Ψ = {self.psi:,} parameters, {how}"
 
     @property
@@ -344,10 +346,12 @@ def _studies(launches: Iterable[Launch]) -> list[Study]:
     for launch in launches:
         model = str(launch.config.options.get("model", "unnamed"))
         shape = json.dumps(launch.config.model, sort_keys=True)
-        by_study[(launch.attributes.simulated, launch.attributes.psi, model, shape)].append(launch)
+        attributes = launch.attributes
+        key = (attributes.simulated, attributes.compute, attributes.psi, model, shape)
+        by_study[key].append(launch)
     return [
-        Study(model, psi, bool(simulated), _series(members))
-        for (simulated, psi, model, _), members in sorted(by_study.items())
+        Study(model, psi, bool(simulated), compute, _series(members))
+        for (simulated, compute, psi, model, _), members in sorted(by_study.items())
     ]
 
 

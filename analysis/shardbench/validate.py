@@ -140,6 +140,18 @@ def _same_on_every_rank(trace: Trace) -> Iterator[str]:
         yield f"steps: {column} of step {step} differs between ranks ({values}){more}"
 
 
+def _finite_numbers(trace: Trace) -> Iterator[str]:
+    """Only compute that is imitated has no losses."""
+    if trace.attributes.compute != "real":
+        return
+    numbers = trace.steps[["loss", "grad_norm"]].astype(float)
+    yield from _first(
+        trace.steps[~np.isfinite(numbers).all(axis=1)],
+        lambda row: f"steps: rank {row['rank']}, step {row['step']}: loss {row['loss']}, grad_norm "
+        f"{row['grad_norm']}, though compute was real",
+    )
+
+
 def _tokens(trace: Trace) -> Iterator[str]:
     tp_index = trace.ranks.drop_duplicates("rank").set_index("rank")["tp_index"]
     steps = trace.steps.assign(tp_index=trace.steps["rank"].map(tp_index))
@@ -375,6 +387,7 @@ CHECKS: tuple[Callable[[Trace], Iterator[str]], ...] = (
     _steps_complete,
     _step_sum,
     _same_on_every_rank,
+    _finite_numbers,
     _tokens,
     _event_words,
     _event_times,

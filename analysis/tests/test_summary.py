@@ -110,6 +110,16 @@ def test_simulated_runs_and_other_models_are_studies_of_their_own(tmp_path: Path
     ]
 
 
+def test_imitated_compute_is_a_study_of_its_own(tmp_path: Path) -> None:
+    timed = synthetic(launch=1)
+    timed.attributes["compute"] = "timed"
+    found = write_all(tmp_path, synthetic(), timed)
+    assert [study.title.rpartition("parameters, ")[2] for study in found.studies] == [
+        "measured",
+        "measured, compute imitated",
+    ]
+
+
 def test_memory_and_volume(tmp_path: Path) -> None:
     point = only_point(write_all(tmp_path, synthetic(size=4)))
     ledger = point.typical.ledger

@@ -92,13 +92,22 @@ def test_step_sum_tolerates_rounding(run: Synthetic, tmp_path: Path) -> None:
 @pytest.mark.parametrize("column", ["loss", "grad_norm"])
 @pytest.mark.parametrize("value", [1.25, nan])
 def test_same_on_every_rank(run: Synthetic, tmp_path: Path, column: str, value: float) -> None:
+    run.attributes["compute"] = "timed"  # where NaN is a value like others
     run.row("steps", rank=1, step=2)[column] = value
     text = only(run, tmp_path)
     assert f"{column} of step 2 differs between ranks" in text
     assert f"rank 1: {value}" in text
 
 
+@pytest.mark.parametrize("column", ["loss", "grad_norm"])
+def test_real_compute_has_numbers(run: Synthetic, tmp_path: Path, column: str) -> None:
+    for row in run.tables["steps"]:
+        row[column] = nan
+    assert "though compute was real" in only(run, tmp_path)
+
+
 def test_nan_losses_are_the_same(run: Synthetic, tmp_path: Path) -> None:
+    run.attributes["compute"] = "timed"
     for row in run.tables["steps"]:
         row["loss"] = row["grad_norm"] = nan
     assert violations(run, tmp_path) == []

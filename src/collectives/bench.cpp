@@ -98,6 +98,7 @@ class Bench {
   void create_files() {
     if (options_.output.empty()) options_.output = default_output("collectives", world_.size());
     options_.output = agree_with_root(world_.control(), [&] {
+      if (!options_.json_file.empty()) options_.json_file = reserve_file(options_.json_file);
       file_ = std::make_unique<TraceFile>(options_.output, options_.existing_file, Tables::collectives);
       describe_program(*file_, "collectives", world_, fmt::format("{}", fmt::join(arguments_, " ")));
       file_->set("dp", world_.size());
@@ -115,7 +116,6 @@ class Bench {
       config["environment"] = recorded_environment();
       file_->set_config(config.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
       file_->flush();
-      if (!options_.json_file.empty()) options_.json_file = reserve_file(options_.json_file);
       return options_.output;
     });
   }

@@ -50,6 +50,9 @@ struct Row {
 Options scenario_options(const Arguments& a) {
   if (a.model.empty())
     throw UsageError("--peak depends on a model's dimensions; pass --model instead of --params");
+  if (a.k > 0)
+    throw UsageError(
+        "--peak follows what the scenarios keep, which --k does not change; leave one of them out");
   std::vector<std::string> words = {"--model",
                                     a.model,
                                     "--param-dtype",
@@ -283,6 +286,7 @@ int run(int argc, char** argv) {
   add_peak_option("--rs-wait", "next|end, stages 1 to 3 (next)");
   add_peak_option("--bucket-mb", "bucket cap in MiB, stages 0 to 2 (25)");
   add_peak_option("--algorithm", "of the collectives, for their staging (auto)");
+  add_peak_option("--ranks-per-node", "node size, for hierarchical collectives (one node)");
   add_peak_option("--threads", "per rank, for kernel scratch (1)");
   app.add_flag("--sequence-parallel", a.sequence_parallel, "with --peak: the stream is cut over tp");
   app.add_option("--format", a.format, "text|csv|json")

@@ -4,7 +4,7 @@ The sources are copied and built once without a fault, at low optimisation, and 
 it passes. Then one fault after the other is written into the copy, built incrementally, run, and taken back.
 
 A fault is caught by `-c` (exit code 3 and a line that names tensor, rank and index) or, where `-c` agrees because its
-reference shares the model's arithmetic, by the golden comparison of tests/scenarios/test_golden.py. A ledger mismatch, a
+reference shares the model's arithmetic, by the golden comparison of tests/scenarios/golden.py. A ledger mismatch, a
 crash or a hang alone does not count.
 """
 
@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import golden
 import runs
-import test_golden
 
 BUILD = runs.ROOT / "build/mutants"
 COPIED = ("CMakeLists.txt", "cmake", "kernels", "src")
@@ -465,7 +465,7 @@ class Workbench:
         path = runs.new_file()
         options = ["-c", "--threads", "1", "--trace", "steps", "-o", str(path), *configuration.options.split()]
         if configuration.golden:
-            wanted = test_golden.golden(configuration.golden)
+            wanted = golden.golden(configuration.golden)
             options += [*runs.model_options(wanted["model"]), "--seed", str(wanted["seed"]),
                         "--global-batch", str(wanted["global_batch"]), "--param-dtype", wanted["param_dtype"],
                         "-w", "0", "-n", str(len(wanted["losses"]))]
@@ -478,7 +478,7 @@ class Workbench:
         if configuration.golden is None:
             return Outcome("", "the check passed, and no golden file fits the configuration")
         try:
-            test_golden.assert_agrees(runs.Trace(path), configuration.golden)
+            golden.assert_agrees(runs.Trace(path), configuration.golden)
         except AssertionError as difference:
             return Outcome("golden", _summary(str(difference)))
         return Outcome("", "the check passed and the golden file agrees")
