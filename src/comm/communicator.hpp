@@ -22,7 +22,6 @@ std::string_view name_of(Reduction reduction);
 /// sent).
 enum class Algorithm { automatic, direct, ring, doubling, hierarchical, native, local };
 std::string_view name_of(Algorithm algorithm);
-std::optional<Algorithm> find_algorithm(std::string_view name);
 
 /// A collective in flight. It pins its buffer; destroying it before completion is a bug, except while an
 /// exception unwinds.

@@ -311,18 +311,10 @@ std::string_view name_of(Reduction reduction) {
   return names[static_cast<std::size_t>(reduction)];
 }
 
-namespace {
-constexpr std::array<std::string_view, 7> algorithm_names = {"auto",         "direct", "ring", "doubling",
-                                                             "hierarchical", "native", "local"};
-}  // namespace
-
-std::string_view name_of(Algorithm algorithm) { return algorithm_names[static_cast<std::size_t>(algorithm)]; }
-
-std::optional<Algorithm> find_algorithm(std::string_view name) {
-  const auto found =
-      std::find(algorithm_names.begin(), algorithm_names.end() - 1, name);  // local is no choice
-  if (found == algorithm_names.end() - 1) return std::nullopt;
-  return static_cast<Algorithm>(found - algorithm_names.begin());
+std::string_view name_of(Algorithm algorithm) {
+  constexpr std::array<std::string_view, 7> names = {"auto",         "direct", "ring", "doubling",
+                                                     "hierarchical", "native", "local"};
+  return names[static_cast<std::size_t>(algorithm)];
 }
 
 }  // namespace shardbench

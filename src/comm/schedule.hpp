@@ -5,11 +5,9 @@
 //   ring      (n-1) alpha + (n-1)/n S/B for all-gather and reduce-scatter, twice that for all-reduce
 //             (Patarasuk & Yuan, JPDC 2009)
 //   doubling  ceil(log2 n) alpha + (n-1)/n S/B for any n: Bruck's circulant graph (Bruck et al., IEEE TPDS
-//   1997),
-//             reduce-scatter being its mirror image (Träff, EuroMPI 2023)
+//             1997), reduce-scatter being its mirror image (Träff, EuroMPI 2023)
 //   hierarchical  n = m nodes of g ranks, all-gather: a ring between the nodes among ranks of one local
-//   index,
-//             (m-1) alpha_nic + (m-1)/m S/(g B_nic), then a ring in each node of sets of m blocks,
+//             index, (m-1) alpha_nic + (m-1)/m S/(g B_nic), then a ring in each node of sets of m blocks,
 //             (g-1) alpha_node + (g-1)/g S/B_node; reduce-scatter is the mirror image, the node first.
 //             S(n-1)/n elements sent, of which only (m-1) S/n leave the node
 #pragma once

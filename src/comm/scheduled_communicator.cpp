@@ -60,7 +60,8 @@ class ScheduledOperation final : public Operation {
         slots_(std::min(schedule_.chains.size(), concurrent_chains)) {}
 
  private:
-  /// A running chain, its step and its share of the scratch.
+  /// A running chain, its step and its share of the scratch. A chain first goes through the steps that reduce
+  /// (`reducing`), then completes what this rank owns (rounding, averaging), then the steps that gather.
   struct Slot {
     std::size_t index = 0;
     const Chain* chain = nullptr;

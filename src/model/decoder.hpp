@@ -110,10 +110,10 @@ class LayerMath {
 /// One micro-batch at a time: forward(0 ... L+1), then backward(L+1 ... 0). Losses are means over the
 /// micro-batch's tokens; gradients are those of that mean.
 ///
-/// With a tensor-parallel group, per micro-batch and without sequence parallelism: all-reduces of the stream
-/// after embedding, wo and w2 in forward, and of the gradients before norm1, norm2 and the head in backward
-/// (2L+1 each). With it reduce-scatters in their place, and an all-gather before each (Megatron-LM's f and
-/// g).
+/// With a tensor-parallel group, per micro-batch and without sequence parallelism (Megatron-LM's f and g):
+/// all-reduces of the stream after embedding, wo and w2 in forward, and of the gradients before norm1, norm2
+/// and the head in backward (2L+1 each). With it reduce-scatters in their place, and an all-gather before
+/// each.
 class Decoder {
  public:
   struct Settings {

@@ -1,4 +1,4 @@
-// zero3: the schedule of zero3.hpp over all ranks.
+// zero3: the schedule of zero3.hpp, where the algorithm is (mesh2d shares it), over all ranks.
 #include "src/scenarios/zero3.hpp"
 
 namespace shardbench {

@@ -10,7 +10,10 @@
 
 namespace shardbench {
 
-/// Elements [begin, begin + count) of a tensor, stored at `offset` of some buffer.
+/// Elements [begin, begin + count) of a tensor, stored at `offset` of some buffer. Which buffer depends on
+/// who made the slice: GroupLayout::slices() counts from the start of a part's block, GroupLayout::whole()
+/// from that of the gathered group, whole_tensors() and Holding::held from that of the resting buffer, and
+/// resident_slices() and Residence::owned from that of the packed optimizer state.
 struct Slice {
   int tensor = 0;
   std::int64_t begin = 0;
@@ -28,7 +31,7 @@ struct Holding {
 };
 
 /// What rests on a rank. Of the ranges it owns it keeps the optimizer state; parameters and gradients may
-/// rest there for more than that.
+/// rest there for more than that. Owned ranges go by their index in `owned`, which is also that in owned_at.
 struct Residence {
   std::vector<Slice> owned;  ///< packed densely
   Holding parameters;

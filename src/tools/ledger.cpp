@@ -117,6 +117,10 @@ std::vector<Row> rows_for(const Arguments& a) {
     if (!dims)
       throw UsageError(
           fmt::format("--model {} is unknown; presets: tiny 25m 124m 1b 7b 8b 70b 405b", a.model));
+    if (dims->heads % a.tp != 0 || dims->kv_heads % a.tp != 0)
+      throw UsageError(
+          fmt::format("--tp {} does not divide the {} heads and {} kv heads of {}; choose a divisor of both",
+                      a.tp, dims->heads, dims->kv_heads, a.model));
     const ModelParts parts = parts_of(*dims);
     question.sharded_parameters = parts.matrices;
     question.replicated_parameters = parts.norms;

@@ -276,10 +276,11 @@ std::vector<Scale> scales_of(const TrainContext& context, const std::vector<std:
 /// Sends rank 0's tensors around, one at a time, and compares this rank's owned ranges with them. Collective;
 /// every rank returns the same verdict.
 std::optional<std::string> compare(const TrainContext& context, const std::vector<Slice>& owned,
-                                   const std::vector<std::vector<float>>* reference,
+                                   Replication replication, const std::vector<std::vector<float>>* reference,
                                    const Comparison& comparison) {
   ControlChannel& control = context.world.control();
-  std::vector<double> sums(2 * context.tensors.size());  // by tensor: squares of errors, elements compared
+  // By tensor: squares of errors, elements compared, elements of which this is the one copy that counts.
+  std::vector<double> sums(3 * context.tensors.size());
   const std::vector<Scale> scales = scales_of(context, reference, comparison);
   std::vector<Deviation> worst(context.tensors.size());  // by tensor
   const std::vector<TensorInfo> declared = declare_tensors(context.dims());
@@ -291,17 +292,20 @@ std::optional<std::string> compare(const TrainContext& context, const std::vecto
       message.assign(bytes.begin(), bytes.end());
     }
     const auto expected = from_message<float>(broadcast(control, std::move(message)));
+    const bool counts = context.tensors[t].copy == Copy::primary &&
+                        (replication == Replication::sharded || control.rank() == 0);
     for (std::size_t range = 0; range < owned.size(); ++range) {
       const Slice& slice = owned[range];
       if (slice.tensor != tensor.index) continue;
+      if (counts) sums[3 * t + 2] += static_cast<double>(slice.count);
       for (std::int64_t i = 0; i < slice.count; ++i) {
         const std::int64_t element = context.tensors[t].declared_element(slice.begin + i);
         const auto e = static_cast<double>(expected[static_cast<std::size_t>(element)]);
         const double found = comparison.found(range, i);
         const double distance = e - comparison.origin(tensor, element);
         const double error = std::abs(found - e);
-        sums[2 * t] += error * error;
-        sums[2 * t + 1] += 1.0;
+        sums[3 * t] += error * error;
+        sums[3 * t + 1] += 1.0;
         const double far =
             element_floor * (scales[t].distance + std::abs(distance)) + element_factor * scales[t].allowed;
         const double excess = std::isfinite(found) ? error / (far + 1e-30) : INFINITY;
@@ -322,9 +326,9 @@ std::optional<std::string> compare(const TrainContext& context, const std::vecto
   std::string failure;
   for (const TensorInfo& tensor : context.tensors) {
     const auto t = static_cast<std::size_t>(tensor.index);
-    const double error = std::sqrt(all[2 * t] / std::max(all[2 * t + 1], 1.0));
-    if (all[2 * t + 1] < static_cast<double>(declared[t].elements().count())) {
-      failure = fmt::format(" of {} is held for {:.0f} of {} elements only", tensor.name, all[2 * t + 1],
+    const double error = std::sqrt(all[3 * t] / std::max(all[3 * t + 1], 1.0));
+    if (all[3 * t + 2] != static_cast<double>(declared[t].elements().count())) {
+      failure = fmt::format(" of {} is held for {:.0f} of {} elements only", tensor.name, all[3 * t + 2],
                             declared[t].elements().count());
       break;
     }
@@ -394,7 +398,7 @@ std::optional<std::string> ReferenceCheck::compare_step(int step, Scenario& scen
             : bodies::widen(reinterpret_cast<const bodies::BFloat16*>(gradient.data)[i]));
   };
   auto failure =
-      compare(context_, state.owned(), reference_ ? &reference_->gradients : nullptr,
+      compare(context_, state.owned(), scenario.replication(), reference_ ? &reference_->gradients : nullptr,
               {.what = fmt::format("step {}: the gradient", step),
                .found = value_at,
                .origin = [](const TensorInfo&, std::int64_t) { return 0.0; },
@@ -415,15 +419,15 @@ std::optional<std::string> ReferenceCheck::compare_masters(Scenario& scenario) {
   const auto initial = [this](const TensorInfo& tensor, std::int64_t element) {
     return static_cast<double>(initial_value(context_.options.seed, tensor, element));
   };
-  auto failure = compare(context_, state.owned(), reference_ ? &reference_->masters : nullptr,
-                         {.what = "the final master",
-                          .found = value_at,
-                          .origin = initial,
-                          .allowed = [&](std::size_t tensor, double distance) {
-                            const double part =
-                                std::min(loosest_master, master_tolerance_ * growth(last_step_));
-                            return std::hypot(part * distance, reference_->chance(tensor));
-                          }});
+  auto failure =
+      compare(context_, state.owned(), scenario.replication(), reference_ ? &reference_->masters : nullptr,
+              {.what = "the final master",
+               .found = value_at,
+               .origin = initial,
+               .allowed = [&](std::size_t tensor, double distance) {
+                 const double part = std::min(loosest_master, master_tolerance_ * growth(last_step_));
+                 return std::hypot(part * distance, reference_->chance(tensor));
+               }});
   const auto rounding = compare_parameters(context_, scenario.state());
   return failure ? failure : rounding;
 }

@@ -11,6 +11,12 @@
 
 namespace shardbench {
 
+/// What stands behind buffers:
+///                          resident   activation   message
+///   compute real           memory     memory       memory
+///   timed, payload real    memory     none         memory (meaningless values: nothing computed them)
+///   timed, phantom         none       none         aliased
+///   --plan                 none       none         none
 struct TrainContext {
   const Options& options;
   World& world;

@@ -261,14 +261,6 @@ TEST(Schedule, AutomaticIsDirectThenDoublingThenRing) {
             Algorithm::ring);
 }
 
-TEST(Schedule, NamesAreFoundAgain) {
-  for (const Algorithm algorithm : {Algorithm::automatic, Algorithm::direct, Algorithm::ring,
-                                    Algorithm::doubling, Algorithm::hierarchical, Algorithm::native})
-    EXPECT_EQ(find_algorithm(name_of(algorithm)), algorithm);
-  EXPECT_FALSE(find_algorithm("local")) << "no user chooses it";
-  EXPECT_FALSE(find_algorithm("rings"));
-}
-
 // --- nodes
 
 using Nodes = std::vector<int>;
