@@ -114,6 +114,7 @@ std::vector<CalibrationRow> summarise_rehearsal(const ModelDims& dims, std::span
   for (const auto& [place, samples] : places) {
     const auto typical = [](const std::map<std::tuple<int, int, int>, double>& sums) {
       std::vector<double> values;
+      values.reserve(sums.size());
       for (const auto& [where, seconds] : sums) values.push_back(seconds);
       return median(std::move(values));
     };
