@@ -53,7 +53,7 @@ test-all: build ## run every test
 test-asan: deps ## run the unit and MPI tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(call configure,asan)
 	$(call compile,asan)
-	@$(CTEST) --test-dir build/asan -L 'unit|mpi' -LE slow
+	@$(CTEST) --test-dir build/asan -L 'unit|mpi' -LE 'slow|paper'
 
 bench: build ## measure speed
 	@jobs/bench.sh
