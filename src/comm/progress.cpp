@@ -1,5 +1,7 @@
 #include "src/comm/progress.hpp"
 
+#include <utility>
+
 namespace shardbench {
 
 ProgressEngine::QueueId ProgressEngine::add_queue() {
@@ -14,8 +16,14 @@ void ProgressEngine::submit(QueueId queue, std::shared_ptr<Operation> operation)
   if (queues_[queue].size() == 1) advance_queue(queues_[queue]);
 }
 
+void ProgressEngine::fail(std::exception_ptr failure) {
+  const std::scoped_lock lock(mutex_);
+  failure_ = std::move(failure);
+}
+
 void ProgressEngine::advance() {
   const std::scoped_lock lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
   for (auto& queue : queues_) advance_queue(queue);
 }
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -51,13 +52,17 @@ class ProgressEngine {
   void submit(QueueId queue, std::shared_ptr<Operation> operation);
   /// One round over all queues.
   void advance();
+  /// Throws what fail() was given.
   void wait(const Operation& operation);
+  /// Called by a progress thread that cannot go on: whoever waits shall hear of it.
+  void fail(std::exception_ptr failure);
 
  private:
   void advance_queue(std::deque<std::shared_ptr<Operation>>& queue) const;
 
   Hooks hooks_;
   std::mutex mutex_;  // contended only with a progress thread
+  std::exception_ptr failure_;
   std::vector<std::deque<std::shared_ptr<Operation>>> queues_;
 };
 

@@ -50,12 +50,12 @@ void finish(Reduction reduction, int ranks, To* destination, const From* source,
 class ScheduledOperation final : public Operation {
  public:
   ScheduledOperation(Schedule schedule, ScheduleScratch scratch, BufferRef buffer, Reduction reduction,
-                     Transport& transport, int first_tag)
+                     std::shared_ptr<Transport> transport, int first_tag)
       : schedule_(std::move(schedule)),
         scratch_(std::move(scratch)),
         buffer_(std::move(buffer)),
         reduction_(reduction),
-        transport_(transport),
+        transport_(std::move(transport)),
         first_tag_(first_tag),
         slots_(std::min(schedule_.chains.size(), concurrent_chains)) {}
 
@@ -76,7 +76,7 @@ class ScheduledOperation final : public Operation {
   void start() override {
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       slots_[i].index = i;
-      slots_[i].messages = transport_.message_set();
+      slots_[i].messages = transport_->message_set();
       next_chain(slots_[i]);
     }
   }
@@ -163,13 +163,13 @@ class ScheduledOperation final : public Operation {
     if (!buffer_->holds_values() || range.count == 0) return;
     if (accumulated) {
       auto* own = reinterpret_cast<bodies::BFloat16*>(at(range.begin));
-      finish(reduction_, transport_.size(), own, accumulator(slot), range.count);
+      finish(reduction_, transport_->size(), own, accumulator(slot), range.count);
     } else if (reduction_ == Reduction::average && buffer_->dtype() == DType::fp32) {
       auto* own = reinterpret_cast<float*>(at(range.begin));
-      finish(reduction_, transport_.size(), own, own, range.count);
+      finish(reduction_, transport_->size(), own, own, range.count);
     } else if (reduction_ == Reduction::average) {
       auto* own = reinterpret_cast<bodies::BFloat16*>(at(range.begin));
-      finish(reduction_, transport_.size(), own, own, range.count);
+      finish(reduction_, transport_->size(), own, own, range.count);
     }
   }
 
@@ -193,7 +193,7 @@ class ScheduledOperation final : public Operation {
   ScheduleScratch scratch_;
   BufferRef buffer_;
   Reduction reduction_;
-  Transport& transport_;
+  std::shared_ptr<Transport> transport_;  ///< with its messages: it may outlive the communicator in the queue
   int first_tag_;
   std::vector<Slot> slots_;
   std::size_t next_ = 0;
@@ -229,14 +229,14 @@ class ScheduledCommunicator final : public Communicator {
     const int tag = next_tag_;
     next_tag_ = static_cast<int>((static_cast<std::size_t>(next_tag_) + schedule.chains.size()) % tag_limit);
     auto operation = std::make_shared<ScheduledOperation>(std::move(schedule), std::move(scratch),
-                                                          std::move(buffer), reduction, *transport_, tag);
+                                                          std::move(buffer), reduction, transport_, tag);
     engine_.submit(queue_, operation);
     return std::make_unique<EnginePending>(
         engine_, std::move(operation), EnginePending::Facts{.algorithm = request.algorithm, .sent = sent});
   }
 
  private:
-  std::unique_ptr<Transport> transport_;
+  std::shared_ptr<Transport> transport_;
   ProgressEngine& engine_;
   Memory& memory_;
   ScheduleChoice choice_;

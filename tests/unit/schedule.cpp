@@ -1,5 +1,6 @@
 // Schedules as data, and carried out by all ranks at once over an in-process network.
 #include "src/comm/schedule.hpp"
+#include "src/comm/progress.hpp"
 #include "src/errors.hpp"
 #include "src/shard/mesh.hpp"
 
@@ -308,6 +309,22 @@ TEST(NodesOfAGroup, EveryGroupOfAMeshIsChecked) {
   EXPECT_THROW(check_hierarchy(groups_of_mesh(3, 2), equal_nodes(6, 3)), UsageError);
   EXPECT_NO_THROW(check_hierarchy(groups_of_mesh(4, 2), equal_nodes(8, 4)));
   EXPECT_NO_THROW(check_hierarchy(groups_of_mesh(3, 2), equal_nodes(6, 2)));
+}
+
+// --- the engine that carries operations
+
+/// Never done.
+class Endless final : public Operation {
+  void start() override {}
+  bool advance() override { return false; }
+};
+
+TEST(ProgressEngine, TellsAWaiterOfAFailureElsewhere) {
+  ProgressEngine engine({.now = [] { return 0.0; }, .pause = [](int) {}});
+  const auto operation = std::make_shared<Endless>();
+  engine.submit(engine.add_queue(), operation);
+  engine.fail(std::make_exception_ptr(RunError("the network is gone")));
+  EXPECT_THROW(engine.wait(*operation), RunError);
 }
 
 // --- schedules carried out

@@ -216,9 +216,13 @@ class MpiWorld final : public World {
         start_(platform_->now()) {
     if (settings.progress == Progress::thread && !platform_->simulated())
       progress_thread_ = std::jthread([this](const std::stop_token& stop) {
-        while (!stop.stop_requested()) {
-          engine_.advance();
-          platform_->sleep(progress_thread_sleep);
+        try {
+          while (!stop.stop_requested()) {
+            engine_.advance();
+            platform_->sleep(progress_thread_sleep);
+          }
+        } catch (...) {
+          engine_.fail(std::current_exception());
         }
       });
   }
