@@ -408,6 +408,7 @@ std::optional<std::string> ReferenceCheck::compare_step(int step, Scenario& scen
                    }});
   last_step_ = step;
   if (reference_) reference_->update(step + 1);
+  barrier(context_.world.control());  // or the next step would be timed waiting for rank 0's reference
   return failure;
 }
 
