@@ -11,13 +11,10 @@
 #include "src/command_line.hpp"
 #include "src/errors.hpp"
 #include "src/model/initial_state.hpp"
+#include "src/options_choices.hpp"
 
 namespace shardbench {
 namespace {
-
-/// Pairs of a choice's name and its value, in the order that --help shows.
-template <class T>
-using Choices = std::vector<std::pair<std::string, T>>;
 
 const Choices<Compute> compute_choices = {{"real", Compute::real}, {"timed", Compute::timed}};
 const Choices<DType> dtype_choices = {{"bf16", DType::bf16}, {"fp32", DType::fp32}};
@@ -31,31 +28,9 @@ const Choices<ReduceScatterWait> rs_wait_choices = {{"next", ReduceScatterWait::
 const Choices<ParameterGather> parameter_gather_choices = {{"end", ParameterGather::end},
                                                            {"overlap", ParameterGather::overlap}};
 const Choices<Recompute> recompute_choices = {{"none", Recompute::none}, {"full", Recompute::full}};
-const Choices<Algorithm> algorithm_choices = {{"auto", Algorithm::automatic},
-                                              {"direct", Algorithm::direct},
-                                              {"ring", Algorithm::ring},
-                                              {"doubling", Algorithm::doubling},
-                                              {"hierarchical", Algorithm::hierarchical},
-                                              {"native", Algorithm::native}};
-const Choices<Progress> progress_choices = {
-    {"none", Progress::none}, {"poll", Progress::poll}, {"thread", Progress::thread}};
 const Choices<Payload> payload_choices = {{"real", Payload::real}, {"phantom", Payload::phantom}};
 const Choices<TraceLevel> trace_choices = {
     {"none", TraceLevel::none}, {"steps", TraceLevel::steps}, {"events", TraceLevel::events}};
-
-template <class T>
-std::string name_in(const Choices<T>& choices, T value) {
-  for (const auto& [name, candidate] : choices)
-    if (candidate == value) return name;
-  return "";
-}
-
-template <class T>
-std::string list_of(const Choices<T>& choices) {
-  std::string text;
-  for (const auto& [name, value] : choices) text += (text.empty() ? "" : "|") + name;
-  return text;
-}
 
 /// Options of other scenarios, so that using one is explained instead of merely unknown.
 const std::vector<std::pair<std::string, std::string>>& options_elsewhere() {

@@ -9,13 +9,10 @@
 
 #include "src/command_line.hpp"
 #include "src/errors.hpp"
+#include "src/options_choices.hpp"
 
 namespace shardbench {
 namespace {
-
-/// Pairs of a choice's name and its value, in the order that --help shows and that "all" runs.
-template <class T>
-using Choices = std::vector<std::pair<std::string, T>>;
 
 const Choices<DType> dtype_choices = {{"float", DType::fp32}, {"bfloat16", DType::bf16}};
 const Choices<Reduction> reduction_choices = {{"sum", Reduction::sum},
@@ -26,21 +23,6 @@ const Choices<Reduction> reduction_choices = {{"sum", Reduction::sum},
 const Choices<Collective> collective_choices = {{"all_reduce", Collective::all_reduce},
                                                 {"reduce_scatter", Collective::reduce_scatter},
                                                 {"all_gather", Collective::all_gather}};
-const Choices<Progress> progress_choices = {
-    {"none", Progress::none}, {"poll", Progress::poll}, {"thread", Progress::thread}};
-const Choices<Algorithm> algorithm_choices = {{"auto", Algorithm::automatic},
-                                              {"direct", Algorithm::direct},
-                                              {"ring", Algorithm::ring},
-                                              {"doubling", Algorithm::doubling},
-                                              {"hierarchical", Algorithm::hierarchical},
-                                              {"native", Algorithm::native}};
-
-template <class T>
-std::string name_in(const Choices<T>& choices, T value) {
-  for (const auto& [name, candidate] : choices)
-    if (candidate == value) return name;
-  return "";
-}
 
 template <class T>
 std::vector<std::string> names_in(const Choices<T>& choices, const std::vector<T>& values) {
@@ -48,13 +30,6 @@ std::vector<std::string> names_in(const Choices<T>& choices, const std::vector<T
   names.reserve(values.size());
   for (const T value : values) names.push_back(name_in(choices, value));
   return names;
-}
-
-template <class T>
-std::string list_of(const Choices<T>& choices, const std::string& separator = "|") {
-  std::string text;
-  for (const auto& [name, value] : choices) text += (text.empty() ? "" : separator) + name;
-  return text;
 }
 
 template <class T>
