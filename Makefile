@@ -27,10 +27,10 @@ define compile
 @cmake --build --preset $(1) -j $(JOBS)
 endef
 
-.PHONY: help deps build run test test-all test-asan bench lint format clean
+.PHONY: help deps build run test test-all test-asan reliability bench lint format clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 deps: ## install what is missing (Debian 12 as root; otherwise name it) and create build/venv
 	@cmake/deps.sh
@@ -54,6 +54,11 @@ test-asan: deps ## run the unit and MPI tests under AddressSanitizer and Undefin
 	$(call configure,asan)
 	$(call compile,asan)
 	@$(CTEST) --test-dir build/asan -L 'unit|mpi' -LE 'slow|paper'
+
+reliability: build ## run every case of docs/reliability.md on the release and the sanitizer build and write it anew
+	$(call configure,asan)
+	$(call compile,asan)
+	@build/venv/bin/python tests/reliability/suite.py
 
 bench: build ## measure speed
 	@jobs/bench.sh

@@ -43,8 +43,14 @@ class Finished:
     stderr: str
     seconds: float
 
+    @property
+    def signal(self) -> signal.Signals | None:
+        """What killed the command itself (not one of the processes that it started)."""
+        return signal.Signals(-self.code) if self.code < 0 else None
+
     def __str__(self) -> str:
-        return f"{' '.join(self.command)}\nexit code {self.code} after {self.seconds:.1f} s\n{self.stdout}{self.stderr}"
+        ended = f"killed by {self.signal.name}" if self.signal else f"exit code {self.code}"
+        return f"{' '.join(self.command)}\n{ended} after {self.seconds:.1f} s\n{self.stdout}{self.stderr}"
 
 
 def environment(**changes: str) -> dict[str, str]:

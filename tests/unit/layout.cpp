@@ -61,6 +61,14 @@ TEST(Chunks, OfAVocabularyOver512RanksLeaveFourEmpty) {
   EXPECT_EQ(empty, 4);
 }
 
+TEST(Chunks, Of25ElementsAddUpTo25) {
+  for (const int parts : {3, 5, 6, 7}) {
+    std::int64_t rows = 0;
+    for (int part = 0; part < parts; ++part) rows += chunk_of(25, parts, part).count();
+    EXPECT_EQ(rows, 25) << parts;
+  }
+}
+
 TEST(Chunks, StayExactForHugeTensors) {
   const std::int64_t rows = (std::int64_t{1} << 40) + 3;
   EXPECT_EQ(chunk_of(rows, 1 << 20, (1 << 20) - 1).end, rows);
