@@ -42,7 +42,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { tensor_size = 16 << 10, most_tables = 32, sends_per_line = 1000 };
+enum { tensor_size = 16 << 10, blas_buffer = 16 << 20, most_tables = 32, sends_per_line = 1000 };
 
 static long long number(const char* name, long long otherwise) {
   const char* text = getenv(name);
@@ -116,6 +116,8 @@ static void request_began(void) {
   atomic_store(&fewest_requests, atomic_load(&requests));
 }
 
+static atomic_int is_initialised;
+
 static int created(int code, MPI_Comm made) {
   if (code == MPI_SUCCESS && made != MPI_COMM_NULL) atomic_fetch_add(&communicators, 1);
   return code;
@@ -130,6 +132,7 @@ int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
   const int code = PMPI_Init_thread(argc, argv, required, provided);
   const int most = (int)number("FAULT_THREAD_LEVEL", *provided);
   if (befalls_this_rank() && *provided > most) *provided = most;
+  atomic_store(&is_initialised, 1);
   return code;
 }
 
@@ -312,7 +315,7 @@ void* __libc_memalign(size_t alignment, size_t size);
 
 static int is_refused(size_t size) {
   static atomic_llong handed_out;
-  if (size < tensor_size) return 0;
+  if (size < tensor_size || size >= blas_buffer || !atomic_load(&is_initialised)) return 0;
   const long long limit = number("FAULT_MEMORY_BYTES", -1);
   if (limit < 0 || !befalls_this_rank()) return 0;
   if (atomic_fetch_add(&handed_out, (long long)size) + (long long)size <= limit) return 0;

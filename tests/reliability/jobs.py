@@ -62,6 +62,8 @@ class Job:
         self.mark = uuid.uuid4().hex
         variables = {"LD_PRELOAD": preload(), "FAULT_FLUSH_LOG": self.flush_log,
                      **{f"FAULT_{name.upper()}": value for name, value in faults.items()}}
+        if "memory_bytes" in faults:
+            variables["UCX_MEM_EVENTS"] = "n"  # or it replaces the mmap that shall fail
         # Only for the ranks: mpiexec itself shall have nothing to do with faults.
         environment = [word for name, value in variables.items() for word in ("-genv", name, str(value))]
         self.command = [*before_mpiexec, runs.MPIEXEC, *environment, "-n", str(ranks), *wrapper, str(runs.BIN / scenario),
