@@ -17,6 +17,7 @@
 #include "src/collectives/report.hpp"
 #include "src/collectives/sizes.hpp"
 #include "src/collectives/test_values.hpp"
+#include "src/trace/caretaker.hpp"
 #include "src/trace/process_memory.hpp"
 #include "src/train/clock_sync.hpp"
 #include "src/train/collector.hpp"
@@ -38,18 +39,20 @@ struct Subject {
 
 class Bench {
  public:
-  Bench(CollectivesOptions options, World& world, Memory& memory, const std::vector<std::string>& arguments)
+  Bench(CollectivesOptions options, const Surroundings& surroundings,
+        const std::vector<std::string>& arguments)
       : options_(std::move(options)),
-        world_(world),
-        memory_(memory),
+        world_(surroundings.world),
+        memory_(surroundings.memory),
         arguments_(arguments),
-        collector_(world.control()),
+        collector_(world_.control()),
         start_time_(local_time()) {
     check_memory();
     create_files();
-    std::vector<int> everyone(static_cast<std::size_t>(world.size()));
+    std::vector<int> everyone(static_cast<std::size_t>(world_.size()));
     std::iota(everyone.begin(), everyone.end(), 0);
-    communicator_ = world.communicator(everyone);
+    communicator_ = world_.communicator(everyone);
+    surroundings.supervisor.finishes_in_order();
   }
 
   ExitCode execute() {
@@ -100,6 +103,7 @@ class Bench {
     options_.output = agree_with_root(world_.control(), [&] {
       if (!options_.json_file.empty()) options_.json_file = reserve_file(options_.json_file);
       file_ = std::make_unique<TraceFile>(options_.output, options_.existing_file, Tables::collectives);
+      if (!world_.simulated()) caretaker_.emplace(options_.output);
       describe_program(*file_, "collectives", world_, fmt::format("{}", fmt::join(arguments_, " ")));
       file_->set("dp", world_.size());
       file_->set("tp", 1);
@@ -274,8 +278,8 @@ class Bench {
                                                   .lines = lines_,
                                                   .summary = summary}));
       file_->set("check", options_.checks == 0 ? "off" : verified ? "passed" : "failed");
-      file_->set_status(verified ? RunStatus::complete : RunStatus::failed);
-      file_->flush();
+      file_->finish(verified ? RunStatus::complete : RunStatus::failed);
+      if (caretaker_) caretaker_->dismiss();
       return std::string();
     });
     print(fmt::format("# Wrote {}\n", options_.output));
@@ -289,7 +293,8 @@ class Bench {
   const std::vector<std::string>& arguments_;
   Collector collector_;
   std::string start_time_;
-  std::unique_ptr<TraceFile> file_;  ///< rank 0 only, like the next four
+  std::unique_ptr<TraceFile> file_;  ///< rank 0 only, like the next five
+  std::optional<Caretaker> caretaker_;
   std::vector<RankLine> rank_lines_;
   std::vector<ResultLine> lines_;
   std::int64_t failed_checks_ = 0;
@@ -299,14 +304,15 @@ class Bench {
 
 }  // namespace
 
-ExitCode run_collectives(CollectivesOptions options, World& world, Memory& memory,
+ExitCode run_collectives(CollectivesOptions options, const Surroundings& surroundings,
                          const std::vector<std::string>& arguments) {
+  const World& world = surroundings.world;
   if (options.algorithm == Algorithm::hierarchical) {
     std::vector<int> everyone(static_cast<std::size_t>(world.size()));
     std::iota(everyone.begin(), everyone.end(), 0);
     check_hierarchy(std::span(&everyone, 1), world.nodes());
   }
-  return Bench(std::move(options), world, memory, arguments).execute();
+  return Bench(std::move(options), surroundings, arguments).execute();
 }
 
 }  // namespace shardbench

@@ -68,6 +68,9 @@ class Parser {
         ->capture_default_str();
     app_.add_option("--progress", progress_, list_of(progress_choices) + ": how pending collectives advance")
         ->capture_default_str();
+    app_.add_option("--stall-timeout", options_.stall_timeout_s, stall_timeout_help)
+        ->check(finite_range(0.0, 1e9))
+        ->capture_default_str();
     app_.add_option("--ranks-per-node", options_.ranks_per_node,
                     "node size, for hierarchical; default: what MPI says")
         ->check(CLI::Range(1, 1 << 24));
@@ -237,6 +240,7 @@ std::string options_json(const CollectivesOptions& o) {
       {"op", names_in(reduction_choices, o.reductions)},
       {"algorithm", name_of(o.algorithm)},
       {"progress", name_in(progress_choices, o.progress)},
+      {"stall-timeout", o.stall_timeout_s},
       {"ranks-per-node",
        o.ranks_per_node ? nlohmann::ordered_json(*o.ranks_per_node) : nlohmann::ordered_json(nullptr)},
   };

@@ -8,6 +8,7 @@
 
 #include "src/comm/communicator.hpp"
 #include "src/comm/world.hpp"
+#include "src/supervise/supervisor.hpp"
 #include "src/trace/trace_file.hpp"
 #include "src/units.hpp"
 
@@ -30,6 +31,7 @@ struct CollectivesOptions {
 
   Algorithm algorithm = Algorithm::automatic;
   Progress progress = Progress::poll;
+  double stall_timeout_s = default_stall_limit_s;
   std::optional<int> ranks_per_node;
   std::optional<int> ranks;
   std::string output;  ///< HDF5; empty: default_output()
