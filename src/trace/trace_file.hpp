@@ -33,6 +33,8 @@ class TraceFile {
 
   void set(const std::string& attribute, const std::string& value);
   void set(const std::string& attribute, std::int64_t value);
+  /// Any status but `running` ends the file: its checksums are written with it, and nothing may be set or
+  /// appended afterwards (but a worse status).
   void set_status(RunStatus status);
   void set_config(const std::string& json);
 
