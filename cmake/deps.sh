@@ -26,6 +26,7 @@ requirements=(
   "mpich                   tool:mpiexec"
   "libmpich-dev            tool:mpicxx"
   "libhdf5-dev             config:hdf5|tool:h5cc"
+  "zlib1g-dev              config:zlib|header:zlib.h"
   # The OpenMP build: the default one starts threads of its own beside OpenMP's.
   "libopenblas-openmp-dev  config:openblas|header:cblas.h|header:openblas/cblas.h"
   "libcli11-dev            header:CLI/CLI.hpp"

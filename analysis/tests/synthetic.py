@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import h5py
 import numpy as np
@@ -72,7 +73,25 @@ class Synthetic:
             file.create_dataset("config", data=json.dumps(self.config), dtype=h5py.string_dtype())
             for table, rows in self.tables.items():
                 file.create_dataset(table, data=_array(table, rows))
+        if self.attributes["status"] != "running":
+            seal(path)
         return path
+
+
+def seal(path: Path) -> None:
+    """Gives the file the checksums of what it holds now, as a run does when it ends."""
+    with h5py.File(path, "a") as file:
+        file.attrs.pop("checksums", None)
+        lines = b"".join(f"{name}\0{value}\0".encode() for name, value in sorted(file.attrs.items()))
+        tables = {name: _table_sum(file[name][()]) for name in file if name != "config"}
+        sums = {"attributes": crc32(lines), "config": crc32(file["config"][()]), "tables": tables}
+        file.attrs.create("checksums", json.dumps(sums), dtype=h5py.string_dtype())
+
+
+def _table_sum(rows: np.ndarray) -> int:
+    fields = (rows.dtype.fields or {}).items()
+    layout = "".join(f"{name} {kind.str} {offset}\n" for name, (kind, offset) in fields)
+    return crc32(rows.tobytes(), crc32(f"{layout}{rows.dtype.itemsize}\n".encode()))
 
 
 def _array(table: str, rows: Sequence[dict[str, Any]]) -> np.ndarray:

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "src/errors.hpp"
+#include "src/trace/checksums.hpp"
 
 namespace shardbench {
 namespace {
@@ -314,11 +315,41 @@ Id collectives_type() {
       .take();
 }
 
+/// Where a column lies in a row.
+struct Column {
+  std::string description;  ///< name, type as numpy writes it, offset: "rank <i4 0"
+  std::size_t offset = 0;
+  std::size_t size = 0;
+};
+
+std::vector<Column> columns_of(hid_t row_type) {
+  std::vector<Column> columns;
+  const int count = H5Tget_nmembers(row_type);
+  check(count, "H5Tget_nmembers");
+  for (unsigned i = 0; i < static_cast<unsigned>(count); ++i) {
+    const Id type(H5Tget_member_type(row_type, i), H5Tclose, "H5Tget_member_type");
+    const std::unique_ptr<char, herr_t (*)(void*)> name(H5Tget_member_name(row_type, i), H5free_memory);
+    const H5T_class_t kind = H5Tget_class(type.get());
+    const std::size_t offset = H5Tget_member_offset(row_type, i);
+    const std::size_t size = H5Tget_size(type.get());
+    const std::string_view letter = kind == H5T_STRING ? "|S" : kind == H5T_INTEGER ? "i" : "f";
+    const std::string_view order = kind == H5T_STRING                         ? ""
+                                   : H5Tget_order(type.get()) == H5T_ORDER_LE ? "<"
+                                                                              : ">";
+    columns.push_back({fmt::format("{} {}{}{} {}", name.get(), order, letter, size, offset), offset, size});
+  }
+  return columns;
+}
+
 /// An extensible one-dimensional dataset of rows.
 class Table {
  public:
   Table() = default;
-  Table(hid_t file, const char* name, Id type) : type_(std::move(type)) {
+  Table(hid_t file, const char* name, Id type)
+      : type_(std::move(type)), name_(name), columns_(columns_of(type_.get())) {
+    // The layout is summed too: a damaged one would make other numbers of the same bytes.
+    for (const Column& column : columns_) crc_.add(column.description + "\n");
+    crc_.add(fmt::format("{}\n", H5Tget_size(type_.get())));
     const hsize_t empty = 0;
     const hsize_t unlimited = H5S_UNLIMITED;
     const Id space(H5Screate_simple(1, &empty, &unlimited), H5Sclose, "H5Screate_simple");
@@ -340,14 +371,32 @@ class Table {
     check(H5Sselect_hyperslab(file_space.get(), H5S_SELECT_SET, &begin, nullptr, &count, nullptr),
           "H5Sselect_hyperslab");
     const Id memory_space(H5Screate_simple(1, &count, nullptr), H5Sclose, "H5Screate_simple");
-    check(
-        H5Dwrite(dataset_.get(), type_.get(), memory_space.get(), file_space.get(), H5P_DEFAULT, rows.data()),
-        "H5Dwrite");
+    const std::vector<std::byte> image = image_of(rows);
+    check(H5Dwrite(dataset_.get(), type_.get(), memory_space.get(), file_space.get(), H5P_DEFAULT,
+                   image.data()),
+          "H5Dwrite");
+    crc_.add(image);
   }
 
+  void note_checksum(Checksums& sums) const { sums.set_table(name_, crc_); }
+
  private:
+  /// The rows with zeros between the columns, where C++ leaves whatever the memory held before.
+  template <class Row>
+  std::vector<std::byte> image_of(std::span<const Row> rows) const {
+    std::vector<std::byte> image(rows.size_bytes());
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      for (const Column& column : columns_)
+        std::memcpy(image.data() + i * sizeof(Row) + column.offset,
+                    reinterpret_cast<const std::byte*>(&rows[i]) + column.offset, column.size);
+    return image;
+  }
+
   Id type_;
   Id dataset_;
+  std::string name_;
+  std::vector<Column> columns_;
+  Crc32 crc_;  ///< of layout and rows
   hsize_t rows_ = 0;
 };
 
@@ -463,6 +512,22 @@ class TraceFile::Impl {
         H5Dclose, "H5Dcreate2");
     const char* text = json.c_str();
     check(H5Dwrite(dataset.get(), type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, &text), "H5Dwrite");
+    checksums.set_config(text);
+  }
+
+  void set_text(const std::string& name, const std::string& value) {
+    const Id type = text_type(H5T_VARIABLE);
+    const char* text = value.c_str();
+    set_attribute(name, type.get(), &text);
+  }
+
+  /// The sums of everything written so far; to be called when nothing but the status is still to come.
+  void set_checksums() {
+    for (const Table* table :
+         {&ranks, &clock, &steps, &events, &memory, &memory_peak, &ledger, &tensors, &calibration})
+      table->note_checksum(checksums);
+    if (collectives) collectives->note_checksum(checksums);
+    set_text("checksums", checksums.json());
   }
 
   void flush() { check(H5Fflush(file_.get(), H5F_SCOPE_GLOBAL), "H5Fflush"); }
@@ -508,6 +573,7 @@ class TraceFile::Impl {
  public:
   Table ranks, clock, steps, events, memory, memory_peak, ledger, tensors, calibration;
   std::optional<Table> collectives;
+  Checksums checksums;
 };
 
 TraceFile::TraceFile(const std::string& path, ExistingFile existing, Tables tables) {
@@ -525,16 +591,25 @@ TraceFile::~TraceFile() {
 }
 
 void TraceFile::set(const std::string& attribute, const std::string& value) {
-  const Id type = text_type(H5T_VARIABLE);
-  const char* text = value.c_str();
-  impl_->guarded([&] { impl_->set_attribute(attribute, type.get(), &text); });
+  impl_->guarded([&] { impl_->set_text(attribute, value); });
+  impl_->checksums.set_attribute(attribute,
+                                 value.c_str());  // without what follows a zero byte, as in the file
 }
 
 void TraceFile::set(const std::string& attribute, std::int64_t value) {
   impl_->guarded([&] { impl_->set_attribute(attribute, H5T_NATIVE_INT64, &value); });
+  impl_->checksums.set_attribute(attribute, fmt::format("{}", value));
 }
 
-void TraceFile::set_status(RunStatus status) { set("status", std::string(name_of(status))); }
+void TraceFile::set_status(RunStatus status) {
+  const std::string name(name_of(status));
+  if (status != RunStatus::running) {
+    // Before the status itself: a file that says complete always has sums.
+    impl_->checksums.set_attribute("status", name);
+    impl_->guarded([&] { impl_->set_checksums(); });
+  }
+  set("status", name);
+}
 
 void TraceFile::set_config(const std::string& json) {
   impl_->guarded([&] { impl_->set_config(json); });
@@ -715,6 +790,8 @@ bool close_abandoned(const std::string& path, RunStatus status) {
   const bool is_running = present != nullptr && present == name_of(RunStatus::running);
   check(H5free_memory(present), "H5free_memory");
   if (!is_running) return true;
+  // Its writer may have died between the sums and the status that they vouch for.
+  if (H5Aexists(opened, "checksums") > 0) check(H5Adelete(opened, "checksums"), "H5Adelete");
   const std::string text(name_of(status));
   const char* const value = text.c_str();
   check(H5Awrite(attribute.get(), type.get(), static_cast<const void*>(&value)), "H5Awrite");

@@ -57,7 +57,8 @@ class TraceFile {
   /// Everything appended so far survives the process's death. Throws RunError when the file is no longer at
   /// its path: what is written then is lost.
   void flush();
-  /// The last words: sets the status and has the system bring the file to its disk.
+  /// The last words: sets the status, with the checksums of all that was written, and has the system bring
+  /// the file to its disk. Nothing may be set or appended afterwards.
   void finish(RunStatus status);
 
  private:
