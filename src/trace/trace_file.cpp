@@ -28,6 +28,10 @@ namespace {
 // one stays where it is.
 constexpr hsize_t chunk_rows = 1024;
 
+// More than a flush adds to the file: a new chunk of each table (0.5 MB together, events have the largest
+// rows) and the index of chunks. Rows that fill whole chunks are written when they are appended.
+constexpr hsize_t flush_reserve = hsize_t{2} << 20;
+
 /// The reason, where the system gave one: HDF5 leaves errno as the failed system call set it.
 std::string system_reason() { return errno == 0 ? "refused by the HDF5 library" : std::strerror(errno); }
 
@@ -530,7 +534,10 @@ class TraceFile::Impl {
     set_text("checksums", checksums.json());
   }
 
-  void flush() { check(H5Fflush(file_.get(), H5F_SCOPE_GLOBAL), "H5Fflush"); }
+  void flush() {
+    reserve();
+    check(H5Fflush(file_.get(), H5F_SCOPE_GLOBAL), "H5Fflush");
+  }
 
   void check_that_it_is_there() {
     if (identity_of(path_) == identity_) return;
@@ -552,6 +559,23 @@ class TraceFile::Impl {
   }
 
  private:
+  /// Takes from the file system what a flush may need, so that a full disk is noticed before the flush has
+  /// written the file's new length over the old one: such a file could not be opened any more. HDF5 cuts off
+  /// what is left over.
+  void reserve() {
+    haddr_t end = 0;
+    check(H5Fget_eoa(file_.get(), &end), "H5Fget_eoa");
+    void* handle = nullptr;
+    check(H5Fget_vfd_handle(file_.get(), H5P_DEFAULT, &handle), "H5Fget_vfd_handle");
+    const int file = *static_cast<const int*>(handle);
+    const auto target = static_cast<off_t>(end + flush_reserve);
+    errno = 0;
+    if (fallocate(file, 0, 0, target) == 0) return;
+    // Not every file system can reserve; all can at least say that a file may not grow so far.
+    if (errno == EOPNOTSUPP) errno = ftruncate(file, target) == 0 ? 0 : errno;
+    check(errno == 0 ? 0 : -1, "reserving space");
+  }
+
   static Id create(const std::string& path) {
     prepare_library();
     errno = 0;
