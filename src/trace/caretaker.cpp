@@ -48,15 +48,14 @@ class SpawnPlan {
     posix_spawnattr_destroy(&attributes_);
   }
 
-  /// Standard input is `input`; nothing else of this process stays open, for a launcher waits until its pipes
-  /// are closed. No signal is blocked, and the session is a new one, so that nobody's kill of a group reaches
-  /// it.
+  /// Standard input is `input`, and standard error stays, so that a launcher that waits until its pipes are
+  /// closed returns when the file is in order. No other file stays open and no signal blocked, and the
+  /// session is a new one, so that nobody's kill of a group reaches it.
   pid_t start(int input, const char* const* arguments) {
     check(posix_spawn_file_actions_adddup2(&actions_, input, STDIN_FILENO),
           "posix_spawn_file_actions_adddup2");
-    for (const int output : {STDOUT_FILENO, STDERR_FILENO})
-      check(posix_spawn_file_actions_addopen(&actions_, output, "/dev/null", O_WRONLY, 0),
-            "posix_spawn_file_actions_addopen");
+    check(posix_spawn_file_actions_addopen(&actions_, STDOUT_FILENO, "/dev/null", O_WRONLY, 0),
+          "posix_spawn_file_actions_addopen");
     check(posix_spawn_file_actions_addclosefrom_np(&actions_, STDERR_FILENO + 1),
           "posix_spawn_file_actions_addclosefrom_np");
     sigset_t none;
