@@ -230,8 +230,10 @@ def points(ratios: Sequence[float]) -> Iterator[Point]:
         # Without prefetch nothing is in flight while a layer computes but a reduce-scatter that is waited for next, so
         # who makes progress matters little: once is enough to show it.
         yield from (Point(PAIR, ratio, p, 0) for p in (PROGRESS if ratio == BALANCED else ("poll",)))
-    for place in (*QUADS, SHARED):
-        yield from (Point(place, BALANCED, "poll", prefetch) for prefetch in (0, 1))
+    for place in QUADS:
+        yield from (Point(place, BALANCED, progress, 1) for progress in PROGRESS)
+        yield Point(place, BALANCED, "poll", 0)
+    yield from (Point(SHARED, BALANCED, "poll", prefetch) for prefetch in (0, 1))
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
