@@ -355,6 +355,9 @@ def main() -> int:
     except (Failure, NetworkError, TraceError) as error:
         print(f"overlap: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"overlap: interrupted; files so far are in {options.output}", file=sys.stderr)
+        return 130  # what a shell reports for SIGINT
     return 0
 
 
