@@ -36,14 +36,24 @@ int run_in_world(const std::string& name, const Program& program, const Surround
   }
 }
 
+std::unique_ptr<World> enter_world(const Program& program, Memory& memory, Supervisor& supervisor) {
+  try {
+    return make_mpi_world(program.world, memory, supervisor.activity());
+  } catch (const RunError& error) {
+    supervisor.end(error.what());
+  }
+}
+
 int run(const std::string& name, const Program& program) {
   // First, for the threads of libraries inherit which signals are blocked.
-  Supervisor supervisor({.program = name,
-                         .stall_limit_s = program.stall_timeout_s,
-                         .kind = is_simulation() ? Supervisor::Kind::inert : Supervisor::Kind::active});
+  Supervisor supervisor(
+      {.program = name,
+       .stall_limit_s = program.stall_timeout_s,
+       .kind = is_simulation() ? Supervisor::Kind::inert : Supervisor::Kind::active,
+       .start = started_by_launcher() ? Supervisor::Start::by_launcher : Supervisor::Start::alone});
   supervisor.activity().enter("starting MPI");
   Memory memory;
-  const auto world = make_mpi_world(program.world, memory, supervisor.activity());
+  const auto world = enter_world(program, memory, supervisor);
   supervisor.set_rank(world->rank());
   supervisor.activity().enter("comparing options with the other ranks");
   try {

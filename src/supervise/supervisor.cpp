@@ -135,7 +135,10 @@ std::string Supervisor::who() const {
 void Supervisor::end(const std::string& why) const {
   fmt::print(stderr, "{}: {}\n", who(), why);
   std::fflush(stderr);
-  // Not exit(): the main thread may hold any lock. The launcher ends the other ranks.
+  // A launcher thinks nothing of a process that exits before it has started MPI, and the others would wait
+  // for it in MPI_Init; a death by a signal it understands.
+  if (rank_ < 0 && settings_.start == Start::by_launcher) kill(getpid(), SIGKILL);
+  // Not exit(): the main thread may hold any lock.
   std::_Exit(static_cast<int>(ExitCode::run_failure));
 }
 

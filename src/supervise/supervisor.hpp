@@ -29,10 +29,12 @@ class Supervisor {
  public:
   /// `inert`: no signals, no thread, for a simulator whose ranks share one process.
   enum class Kind { active, inert };
+  enum class Start { alone, by_launcher };
   struct Settings {
     std::string program;
     double stall_limit_s = 0.0;  ///< 0: none
     Kind kind = Kind::active;
+    Start start = Start::alone;
   };
 
   explicit Supervisor(Settings settings);
@@ -41,18 +43,21 @@ class Supervisor {
   ~Supervisor();
 
   [[nodiscard]] Activity& activity() { return activity_; }
+  /// To be called as soon as MPI has started.
   void set_rank(int rank) { rank_ = rank; }
 
   /// From now on the run asks for requests() between steps and ends in order when there are any.
   void finishes_in_order() { in_order_ = true; }
   [[nodiscard]] StopRequests requests() const { return requests_; }
 
+  /// Prints the line and ends the process, from any thread, so that the launcher ends the other ranks.
+  [[noreturn]] void end(const std::string& why) const;
+
  private:
   void watch(const std::stop_token& stop);
   void hear(int signal);
   void check_progress();
   [[nodiscard]] std::string who() const;
-  [[noreturn]] void end(const std::string& why) const;
 
   Settings settings_;
   Activity activity_;
