@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import nan
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -62,8 +63,8 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
 
 OPTIONAL_TABLES: Mapping[str, Mapping[str, Kind]] = {
     "collectives": _columns(
-        integer="rank line size_bytes count repetition warmup sent_bytes wrong",
-        text="collective algorithm dtype reduction",
+        integer="rank line size_bytes count repetition warmup sent_bytes wrong window",
+        text="collective algorithm dtype reduction stop",
         real="start_s end_s",
     ),
 }
@@ -99,6 +100,8 @@ class Attributes:
     launch_id: str
     steady: int
     check: str = "off"
+    timer_overhead_s: float = nan
+    timer_resolution_s: float = nan
 
 
 @dataclass(frozen=True)
@@ -219,6 +222,8 @@ def _attribute_fields() -> Iterator[tuple[str, Callable[[Any], Any], Kind, bool]
         required = field.default is dataclasses.MISSING
         if types[field.name] is str:
             yield field.name, _text, Kind.TEXT, required
+        elif types[field.name] is float:
+            yield field.name, float, Kind.REAL, required
         else:
             yield field.name, int, Kind.INTEGER, required
 

@@ -127,6 +127,8 @@ struct CollectiveFileRow {
   std::int32_t repetition, warmup;
   double start_s, end_s;
   std::int64_t sent_bytes, wrong;
+  std::int32_t window;
+  Text<10> stop;
 };
 struct CalibrationFileRow {
   Text<12> kind;
@@ -311,6 +313,8 @@ Id collectives_type() {
       .SHARDBENCH_COLUMN(R, end_s)
       .SHARDBENCH_COLUMN(R, sent_bytes)
       .SHARDBENCH_COLUMN(R, wrong)
+      .SHARDBENCH_COLUMN(R, window)
+      .SHARDBENCH_COLUMN(R, stop)
       .take();
 }
 
@@ -395,6 +399,11 @@ void probe_path(const std::string& path, ExistingFile existing) {
 std::string_view name_of(RunStatus status) {
   constexpr std::array<std::string_view, 4> names = {"running", "complete", "interrupted", "failed"};
   return names[static_cast<std::size_t>(status)];
+}
+
+std::string_view name_of(Stop stop) {
+  constexpr std::array<std::string_view, 4> names = {"iterations", "precision", "budget", "rows"};
+  return names[static_cast<std::size_t>(stop)];
 }
 
 class TraceFile::Impl {
@@ -487,6 +496,10 @@ void TraceFile::set(const std::string& attribute, const std::string& value) {
 
 void TraceFile::set(const std::string& attribute, std::int64_t value) {
   impl_->guarded([&] { impl_->set_attribute(attribute, H5T_NATIVE_INT64, &value); });
+}
+
+void TraceFile::set(const std::string& attribute, double value) {
+  impl_->guarded([&] { impl_->set_attribute(attribute, H5T_NATIVE_DOUBLE, &value); });
 }
 
 void TraceFile::set_status(RunStatus status) { set("status", std::string(name_of(status))); }
@@ -634,7 +647,9 @@ void TraceFile::append(int rank, std::span<const CollectiveRecord> rows) {
                                    c.start_s,
                                    c.end_s,
                                    c.sent_bytes,
-                                   c.wrong};
+                                   c.wrong,
+                                   c.window,
+                                   Text<10>(name_of(c.stop))};
         }));
   });
 }
