@@ -108,6 +108,12 @@ class Parser {
     app_.add_option("-n,--iters", options_.iterations, "timed iterations of each size")
         ->check(CLI::Range(1, 1 << 24))
         ->capture_default_str();
+    app_.add_option("--precision", options_.precision,
+                    "repeat windows of --iters until the 95 % interval of their median is this "
+                    "narrow, relative to it; such as 0.05");
+    budget_ =
+        app_.add_option("--budget", options_.budget_s, "with --precision: at most so many seconds a size")
+            ->capture_default_str();
     app_.add_option("-w,--warmup_iters", options_.warmup, "iterations of each size before them")
         ->check(CLI::Range(0, 1 << 24))
         ->capture_default_str();
@@ -134,6 +140,8 @@ class Parser {
     for (const CLI::Option* path : {output_, json_})
       if (path->count() > 0 && path->as<std::string>().empty())
         throw UsageError(fmt::format("{} is empty (an unset variable?); name a file", path->get_name()));
+    if (budget_->count() > 0 && !options_.precision)
+      throw UsageError("--budget limits what --precision repeats; add --precision, or leave it out");
     if (overwrite_) options_.existing_file = ExistingFile::overwrite;
     options_.algorithm = one_of(algorithm_choices, "--algorithm", algorithm_);
     options_.progress = one_of(progress_choices, "--progress", progress_);
@@ -174,6 +182,7 @@ class Parser {
   std::string reduction_ = "sum";
   std::string algorithm_ = "auto";
   std::string progress_ = "poll";
+  CLI::Option* budget_ = nullptr;
   CLI::Option* json_ = nullptr;
   CLI::Option* output_ = nullptr;
   bool help_ = false;
@@ -234,6 +243,8 @@ std::string options_json(const CollectivesOptions& o) {
       {"stepbytes", o.step_bytes.count()},
       {"stepfactor", o.step_factor},
       {"iters", o.iterations},
+      {"precision", o.precision ? nlohmann::ordered_json(*o.precision) : nlohmann::ordered_json(nullptr)},
+      {"budget", o.precision ? nlohmann::ordered_json(o.budget_s) : nlohmann::ordered_json(nullptr)},
       {"warmup_iters", o.warmup},
       {"check", o.checks},
       {"datatype", names_in(dtype_choices, o.dtypes)},

@@ -132,6 +132,8 @@ struct CollectiveFileRow {
   std::int32_t repetition, warmup;
   double start_s, end_s;
   std::int64_t sent_bytes, wrong;
+  std::int32_t window;
+  Text<10> stop;
 };
 struct CalibrationFileRow {
   Text<12> kind;
@@ -316,6 +318,8 @@ Id collectives_type() {
       .SHARDBENCH_COLUMN(R, end_s)
       .SHARDBENCH_COLUMN(R, sent_bytes)
       .SHARDBENCH_COLUMN(R, wrong)
+      .SHARDBENCH_COLUMN(R, window)
+      .SHARDBENCH_COLUMN(R, stop)
       .take();
 }
 
@@ -464,6 +468,11 @@ void open_path(const std::string& path, ExistingFile existing) {
 std::string_view name_of(RunStatus status) {
   constexpr std::array<std::string_view, 4> names = {"running", "complete", "interrupted", "failed"};
   return names[static_cast<std::size_t>(status)];
+}
+
+std::string_view name_of(Stop stop) {
+  constexpr std::array<std::string_view, 4> names = {"iterations", "precision", "budget", "rows"};
+  return names[static_cast<std::size_t>(stop)];
 }
 
 class TraceFile::Impl {
@@ -625,6 +634,11 @@ void TraceFile::set(const std::string& attribute, std::int64_t value) {
   impl_->checksums.set_attribute(attribute, fmt::format("{}", value));
 }
 
+void TraceFile::set(const std::string& attribute, double value) {
+  impl_->guarded([&] { impl_->set_attribute(attribute, H5T_NATIVE_DOUBLE, &value); });
+  impl_->checksums.set_attribute(attribute, fmt::format("{:.17g}", value));
+}
+
 void TraceFile::set_status(RunStatus status) {
   const std::string name(name_of(status));
   if (status != RunStatus::running) {
@@ -778,7 +792,9 @@ void TraceFile::append(int rank, std::span<const CollectiveRecord> rows) {
                                    c.start_s,
                                    c.end_s,
                                    c.sent_bytes,
-                                   c.wrong};
+                                   c.wrong,
+                                   c.window,
+                                   Text<10>(name_of(c.stop))};
         }));
   });
 }

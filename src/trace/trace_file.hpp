@@ -40,6 +40,8 @@ class TraceFile {
 
   void set(const std::string& attribute, const std::string& value);
   void set(const std::string& attribute, std::int64_t value);
+  void set(const std::string& attribute, int value) { set(attribute, std::int64_t{value}); }
+  void set(const std::string& attribute, double value);
   void set_config(const std::string& json);
 
   void append(std::span<const RankRow> rows);

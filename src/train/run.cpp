@@ -66,6 +66,11 @@ class Run {
                 {.dp_index = mesh.dp_index, .tp_index = mesh.tp_index, .threads = setup_.threads()});
     write_process_memory(-1, process_before_);
     write_clocks();
+    const TimerQuality timer = measure_timers(world_);
+    if (file_) {
+      file_->set("timer_overhead_s", timer.overhead_s);
+      file_->set("timer_resolution_s", timer.resolution_s);
+    }
     calibrate();
     const Ending ending = run_windows();
     doing("finishing");
