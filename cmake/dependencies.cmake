@@ -22,6 +22,9 @@ if(HDF5_IS_PARALLEL)
                       "shardbench writes from one rank. Load a serial HDF5 module or set HDF5_ROOT to one.")
 endif()
 
+# Checksums of the trace file. HDF5 itself is usually built on it.
+find_package(ZLIB REQUIRED)
+
 if(SHARDBENCH_SIMULATION)
   find_library(SIMGRID_LIBRARY simgrid REQUIRED)
   find_path(SMPI_INCLUDE_DIR smpi/mpi.h REQUIRED)

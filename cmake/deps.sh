@@ -26,6 +26,7 @@ requirements=(
   "mpich                   tool:mpiexec"
   "libmpich-dev            tool:mpicxx"
   "libhdf5-dev             config:hdf5|tool:h5cc"
+  "zlib1g-dev              config:zlib|header:zlib.h"
   # The OpenMP build: the default one starts threads of its own beside OpenMP's.
   "libopenblas-openmp-dev  config:openblas|header:cblas.h|header:openblas/cblas.h"
   "libcli11-dev            header:CLI/CLI.hpp"
@@ -33,6 +34,8 @@ requirements=(
   "nlohmann-json3-dev      header:nlohmann/json.hpp"
   "libgtest-dev            header:gtest/gtest.h"
   "libsimgrid-dev          tool:smpirun"
+  # Only for the tests over a rate-limited link, which are skipped where it is missing; so nobody is asked for it.
+  "iproute2                tool:ip|tool:true"
   "python3                 tool:$python"
   "python3-venv            module:venv"
   "python3-pip             module:pip"

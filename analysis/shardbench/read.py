@@ -6,18 +6,25 @@ the file and every deviation. Whether the numbers make sense is the business of 
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import nan
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, get_type_hints
+from zlib import crc32
 
 import h5py
 import numpy as np
 import pandas as pd
 
+from shardbench.isolate import IsolatedFailure, Limits, run_isolated
+
 SCHEMA = "shardbench"
 SCHEMA_VERSION = 1
+
+DAMAGED = "so the file is damaged; copy it again or repeat the run"
 
 
 class Kind(Enum):
@@ -62,8 +69,8 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
 
 OPTIONAL_TABLES: Mapping[str, Mapping[str, Kind]] = {
     "collectives": _columns(
-        integer="rank line size_bytes count repetition warmup sent_bytes wrong",
-        text="collective algorithm dtype reduction",
+        integer="rank line size_bytes count repetition warmup sent_bytes wrong window",
+        text="collective algorithm dtype reduction stop",
         real="start_s end_s",
     ),
 }
@@ -99,6 +106,8 @@ class Attributes:
     launch_id: str
     steady: int
     check: str = "off"
+    timer_overhead_s: float = nan
+    timer_resolution_s: float = nan
 
 
 @dataclass(frozen=True)
@@ -163,36 +172,175 @@ class TraceError(Exception):
 def read_trace(path: Path) -> Trace:
     """Reads a whole file.
 
+    A process of its own opens it, because damage can crash the HDF5 library. What arrives is compared
+    with the file's checksums, so that damage is not mistaken for a measurement.
+
     Raises:
         TraceError: the file is missing, damaged, of another schema or version, or not shaped as
             the schema promises.
     """
     try:
+        status = path.stat()
+        if not S_ISREG(status.st_mode):
+            raise TraceError(path, ["cannot be read: not a regular file; pass the path of a trace file"])
+        header, *contents = run_isolated(lambda: _contents(path), _limits(status.st_size))
+    except (OSError, IsolatedFailure) as error:
+        raise TraceError(path, [_unreadable(error)]) from error
+    facts = json.loads(header)
+    if facts["problems"]:
+        raise TraceError(path, facts["problems"])
+    tables = {
+        name: np.frombuffer(rows, np.dtype(layout))
+        for (name, layout), rows in zip(facts["tables"].items(), contents, strict=True)
+    }
+    if problems := list(_checksum_problems(facts, tables)):
+        raise TraceError(path, problems)
+    return _trace(path, facts, tables)
+
+
+def _limits(size: int) -> Limits:
+    """Far more than a sound file of `size` bytes needs; tables are stored uncompressed."""
+    return Limits(
+        wall_s=60 + size / 5e6,  # a slow network file system
+        cpu_s=5 + int(size / 20e6),  # measured: a few ms, and more than 500 MB/s
+        memory=(512 << 20) + 4 * size,
+        result=(64 << 20) + 2 * size,
+    )
+
+
+def _unreadable(error: Exception) -> str:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return f"cannot be read, truncated or damaged? ({reason}); copy it again or repeat the run"
+
+
+def _contents(path: Path) -> Iterator[bytes | memoryview]:
+    """What the process that opens the file says: facts as JSON, then the rows of each table.
+
+    The facts are `problems` and, if there are none, `attributes`, `config` and `tables` (the layouts).
+    """
+    try:
         with h5py.File(path, "r") as file:
-            return _trace(path, file)
-    # The HDF5 library reports damage as any of these, depending on which bytes are hit.
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise TraceError(path, [f"cannot be read, truncated or damaged? ({reason})"]) from error
+            yield from _sound_contents(path, file)
+    except TraceError as error:
+        yield json.dumps({"problems": error.problems}).encode()
+    except MemoryError:
+        raise
+    # h5py reports damage as almost any exception, depending on which bytes are hit.
+    except Exception as error:
+        yield json.dumps({"problems": [_unreadable(error)]}).encode()
 
 
-def _trace(path: Path, file: h5py.File) -> Trace:
+def _sound_contents(path: Path, file: h5py.File) -> Iterator[bytes | memoryview]:
     _refuse_other_schema(path, file)
     problems = [*_attribute_problems(file), *_config_problems(file)]
-    for table, columns in TABLES.items():
-        problems += _table_problems(file, table, columns)
-    for table, columns in OPTIONAL_TABLES.items():
-        if table in file:
-            problems += _table_problems(file, table, columns)
+    size = path.stat().st_size
+    datasets = {name: file.get(name) for name in TABLES}
+    datasets |= {name: file[name] for name in OPTIONAL_TABLES if name in file}
+    for name, dataset in datasets.items():
+        problems += _table_problems(dataset, name, size)
     if problems:
         # A run that was killed lacks what is written last: say so before listing what is missing.
         incomplete = _incomplete(_text(file.attrs.get("status", "complete")))
         raise TraceError(path, [incomplete, *problems] if incomplete else problems)
-    config = json.loads(_text(file["config"][()]))
-    tables = {table: _table(file[table], columns) for table, columns in TABLES.items()}
-    for table, columns in OPTIONAL_TABLES.items():
-        tables[table] = _table(file[table], columns) if table in file else pd.DataFrame(columns=list(columns))
-    return Trace(path, _attributes(file), Config(**_known_fields(Config, config)), **tables)
+    rows = {name: dataset[()] for name, dataset in datasets.items()}
+    facts = {
+        "problems": [],
+        "attributes": {name: _plain(file.attrs[name]) for name in file.attrs},
+        "config": _text(file["config"][()]),
+        "tables": {name: _layout(array.dtype) for name, array in rows.items()},
+    }
+    yield json.dumps(facts).encode()
+    for array in rows.values():
+        yield np.ascontiguousarray(array).view(np.uint8).data
+
+
+def _plain(value: Any) -> str | int | float | None:
+    """An attribute's value; None where it is neither text nor a number, which the writer never writes."""
+    try:
+        return _text(value)
+    except TypeError:
+        scalar = np.asarray(value)
+        if scalar.size != 1 or scalar.dtype.kind not in "iuf":
+            return None
+        return float(scalar.item()) if scalar.dtype.kind == "f" else int(scalar.item())
+
+
+def _layout(dtype: np.dtype[Any]) -> dict[str, Any]:
+    """A compound type as np.dtype takes it, of JSON's types."""
+    names = list(dtype.names or ())
+    return {
+        "names": names,
+        "formats": [dtype[name].str for name in names],
+        "offsets": [int((dtype.fields or {})[name][1]) for name in names],
+        "itemsize": dtype.itemsize,
+    }
+
+
+def _checksum_problems(facts: Mapping[str, Any], tables: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[str]:
+    """How the contents deviate from the sums that the writer added when it closed the file (SCHEMA.md)."""
+    attributes = dict(facts["attributes"])
+    stored = attributes.pop("checksums", None)
+    if stored is None:
+        if attributes["status"] != "running":
+            yield "no root attribute 'checksums': damaged, or written by an older version; repeat the run"
+        return
+    try:
+        sums = json.loads(stored)
+        expected = {("root attributes", ""): sums["attributes"], ("dataset", "config"): sums["config"]}
+        expected |= {("dataset", name): value for name, value in sums["tables"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        yield f"root attribute 'checksums' cannot be understood, {DAMAGED}"
+        return
+    found = {
+        ("root attributes", ""): _attributes_sum(attributes),
+        ("dataset", "config"): crc32(_bytes(facts["config"])),
+    }
+    found |= {("dataset", name): _table_sum(rows) for name, rows in tables.items()}
+    for kind, name in sorted(expected.keys() | found.keys()):
+        if expected.get((kind, name)) != found.get((kind, name)):
+            subject = f"{kind} '{name}'" if name else kind
+            yield f"the checksum of {subject} is not the one stored when the file was closed, {DAMAGED}"
+
+
+def _attributes_sum(attributes: Mapping[str, str | int | float | None]) -> int:
+    texts = {
+        _bytes(name): _bytes(format(value, ".17g") if isinstance(value, float) else str(value))
+        for name, value in attributes.items()
+    }
+    return crc32(b"".join(name + b"\0" + texts[name] + b"\0" for name in sorted(texts)))
+
+
+def _table_sum(rows: np.ndarray[Any, Any]) -> int:
+    layout = _layout(rows.dtype)
+    columns = zip(layout["names"], layout["formats"], layout["offsets"])
+    lines = [f"{name} {kind} {offset}\n" for name, kind, offset in columns]
+    return crc32(rows.view(np.uint8), crc32(_bytes("".join([*lines, f"{layout['itemsize']}\n"]))))
+
+
+def _bytes(text: str) -> bytes:
+    """The bytes in the file, also those that are not UTF-8."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _printable(text: str) -> str:
+    return _bytes(text).decode("utf-8", "replace")
+
+
+def _trace(path: Path, facts: Mapping[str, Any], tables: dict[str, np.ndarray[Any, Any]]) -> Trace:
+    try:
+        config = json.loads(facts["config"])
+        frames = {
+            # Popped, so that only one table at a time is there twice.
+            name: _table(tables.pop(name), columns) if name in tables else pd.DataFrame(columns=list(columns))
+            for name, columns in (TABLES | OPTIONAL_TABLES).items()
+        }
+    except ValueError as error:  # text that is not UTF-8
+        raise TraceError(path, [_unreadable(error)]) from error
+    attributes = {
+        name: _printable(value) if isinstance(value, str) else value
+        for name, value in _known_fields(Attributes, facts["attributes"]).items()
+    }
+    return Trace(path, Attributes(**attributes), Config(**_known_fields(Config, config)), **frames)
 
 
 def _refuse_other_schema(path: Path, file: h5py.File) -> None:
@@ -212,19 +360,16 @@ def _known_fields(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return {f.name: values[f.name] for f in dataclasses.fields(record) if f.name in values}
 
 
-def _attribute_fields() -> Iterator[tuple[str, Callable[[Any], Any], Kind, bool]]:
-    """Name, decoder, kind and whether required, of each root attribute."""
+def _attribute_fields() -> Iterator[tuple[str, Kind, bool]]:
+    """Name, kind and whether required, of each root attribute."""
     types = get_type_hints(Attributes)
     for field in dataclasses.fields(Attributes):
-        required = field.default is dataclasses.MISSING
-        if types[field.name] is str:
-            yield field.name, _text, Kind.TEXT, required
-        else:
-            yield field.name, int, Kind.INTEGER, required
+        kind = {str: Kind.TEXT, float: Kind.REAL}.get(types[field.name], Kind.INTEGER)
+        yield field.name, kind, field.default is dataclasses.MISSING
 
 
 def _attribute_problems(file: h5py.File) -> Iterator[str]:
-    for name, _, kind, required in _attribute_fields():
+    for name, kind, required in _attribute_fields():
         if name not in file.attrs:
             if required:
                 yield f"root attribute '{name}' is missing"
@@ -232,12 +377,6 @@ def _attribute_problems(file: h5py.File) -> Iterator[str]:
         attribute = file.attrs.get_id(name)
         if attribute.shape not in ((), (1,)) or not _holds(attribute.dtype, kind):
             yield f"root attribute '{name}' must be {kind.value}"
-
-
-def _attributes(file: h5py.File) -> Attributes:
-    return Attributes(
-        **{name: decode(file.attrs[name]) for name, decode, _, _ in _attribute_fields() if name in file.attrs}
-    )
 
 
 def _config_problems(file: h5py.File) -> Iterator[str]:
@@ -256,19 +395,29 @@ def _config_problems(file: h5py.File) -> Iterator[str]:
             yield f"dataset 'config' must have a key '{field}' that holds {wanted}"
 
 
-def _table_problems(file: h5py.File, table: str, columns: Mapping[str, Kind]) -> Iterator[str]:
-    dataset = file.get(table)
+def _table_problems(dataset: Any, table: str, file_size: int) -> Iterator[str]:
     if not isinstance(dataset, h5py.Dataset):
         yield f"dataset '{table}' is missing"
         return
-    if dataset.ndim != 1 or dataset.dtype.names is None:
+    shape, row = dataset.shape, dataset.dtype
+    if shape is None or len(shape) != 1 or row.names is None:
         yield f"dataset '{table}' must be a one-dimensional compound table"
         return
-    for column, kind in columns.items():
-        if column not in dataset.dtype.names:
+    for column, kind in (TABLES | OPTIONAL_TABLES)[table].items():
+        if column not in row.names:
             yield f"dataset '{table}' has no field '{column}'"
-        elif not _holds(dataset.dtype[column], kind):
-            yield f"field '{column}' of dataset '{table}' is {dataset.dtype[column]}, must be {kind.value}"
+        elif not _holds(row[column], kind):
+            yield f"field '{column}' of dataset '{table}' is {row[column]}, must be {kind.value}"
+    for column in row.names:
+        if row[column].kind not in "iubfS":
+            yield (
+                f"field '{column}' of dataset '{table}' is {row[column]}, must be a number or text of "
+                f"fixed length"
+            )
+    # Rows that were never written read as zeros; a sound file has every row, uncompressed.
+    claimed = shape[0] * row.itemsize
+    if claimed > file_size:
+        yield f"dataset '{table}' claims {claimed:,} bytes of rows, more than the file has, {DAMAGED}"
 
 
 def _holds(dtype: np.dtype[Any], kind: Kind) -> bool:
@@ -284,8 +433,7 @@ def _holds(dtype: np.dtype[Any], kind: Kind) -> bool:
     }[kind]
 
 
-def _table(dataset: h5py.Dataset, columns: Mapping[str, Kind]) -> pd.DataFrame:
-    rows = dataset[()]
+def _table(rows: np.ndarray[Any, Any], columns: Mapping[str, Kind]) -> pd.DataFrame:
     return pd.DataFrame({column: _values(rows[column], kind) for column, kind in columns.items()})
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shardbench.read import TABLES, TraceError, read_trace
-from synthetic import Synthetic
+from synthetic import Synthetic, seal
 
 
 def problems(path: Path) -> str:
@@ -135,6 +135,7 @@ def test_text_that_is_not_utf8(run: Synthetic, tmp_path: Path) -> None:
         tensors = file["tensors"][()]
         tensors["name"][0] = b"\xff\xfe"
         file["tensors"][...] = tensors
+    seal(path)
     assert "utf-8" in problems(path)
 
 

@@ -19,7 +19,7 @@ def assert_failed(job: jobs.Job, finished: runs.Finished, status: str = "failed"
     """Non-zero, nothing left (see `finish`), the windows flushed so far readable, the file's status the truth."""
     assert finished.code != 0, str(finished)
     flushed = job.flushed()
-    trace = runs.Trace(job.output)
+    trace = jobs.trace_of_ended(job.output)
     assert trace.attributes["status"] == status, str(finished)
     jobs.assert_keeps(job, flushed, trace)
 
@@ -61,7 +61,7 @@ def test_a_rank_that_fails_in_set_up_ends_the_job(tmp_path: Path, call: str, vic
         assert finished.code != 0, str(finished)
         assert any(call in line for line in jobs.own_lines(finished, "zero3")), str(finished)
         if job.output.exists():
-            assert runs.Trace(job.output).attributes["status"] == "failed"
+            assert jobs.trace_of_ended(job.output).attributes["status"] == "failed"
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -72,7 +72,7 @@ def test_a_rank_that_leaves_without_a_word(tmp_path: Path, victim: int, record: 
         finished = job.finish(limit_s=jobs.PATIENCE_S)
         record.seconds(finished.seconds)
         flushed = job.flushed()
-        trace = runs.Trace(job.output)
+        trace = jobs.trace_of_ended(job.output)
         assert trace.attributes["status"] == "failed", str(finished)
         jobs.assert_keeps(job, flushed, trace)
 
@@ -126,7 +126,7 @@ def test_a_slow_rank_is_not_a_stall(tmp_path: Path, record: Record) -> None:
         finished = job.finish(limit_s=jobs.PATIENCE_S)
         record.seconds(finished.seconds)
         assert finished.code == 0, str(finished)
-        assert runs.Trace(job.output).attributes["status"] == "complete"
+        assert jobs.trace_of_ended(job.output).attributes["status"] == "complete"
 
 
 @pytest.mark.parametrize("value", ["-1", "x", "nan", "1e400", ""])
@@ -153,7 +153,7 @@ def test_a_rank_that_runs_out_of_address_space_ends_the_job(tmp_path: Path, vict
         (line,) = jobs.own_lines(finished, "ddp")
         assert line.startswith(f"ddp: rank {victim}: out of memory"), line
         if job.output.exists():
-            assert runs.Trace(job.output).attributes["status"] == "failed"
+            assert jobs.trace_of_ended(job.output).attributes["status"] == "failed"
 
 
 @jobs.not_with_sanitizers
@@ -168,7 +168,7 @@ def test_memory_that_is_refused_is_told(tmp_path: Path, room: int, record: Recor
         (line,) = jobs.own_lines(finished, "zero3")
         assert line.startswith("zero3: rank 1: out of memory"), line
         if job.output.exists():
-            assert runs.Trace(job.output).attributes["status"] == "failed"
+            assert jobs.trace_of_ended(job.output).attributes["status"] == "failed"
 
 
 def random_fault(seed: int) -> tuple[str, int, int, dict[str, object]]:
@@ -202,7 +202,7 @@ def test_random_failures(tmp_path: Path, seed: int, record: Record) -> None:
         assert finished.code != 0, f"{fault}\n{finished}"
         if job.output.exists():
             flushed = job.flushed()
-            trace = runs.Trace(job.output)
+            trace = jobs.trace_of_ended(job.output)
             assert trace.attributes["status"] == "failed", f"{fault}\n{finished}"
             if flushed:
                 jobs.assert_keeps(job, flushed, trace)
@@ -227,7 +227,7 @@ def test_kills_at_random_instants_keep_every_flushed_window(tmp_path: Path, seed
         record.seconds(finished.seconds)
         assert finished.code != 0, str(finished)
         flushed = job.flushed()
-        trace = runs.Trace(job.output)
+        trace = jobs.trace_of_ended(job.output)
         # Nobody is left to correct the status where everything was killed.
         assert trace.attributes["status"] in (("running", "failed") if everything else ("failed",))
         jobs.assert_keeps(job, flushed, trace)

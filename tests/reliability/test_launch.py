@@ -126,7 +126,7 @@ def test_a_slow_rank_sets_the_pace_and_shows(tmp_path: Path) -> None:
     with jobs.Job(tmp_path, "ddp", ranks=3, options=options, rank=1, slow_us=3000) as job:
         finished = job.finish(limit_s=jobs.PATIENCE_S)
         assert finished.code == 0, str(finished)
-        trace = runs.Trace(job.output)
+        trace = jobs.trace_of_ended(job.output)
     timed = trace["steps"][trace["steps"]["warmup"] == 0]
     assert set(timed["step"]) == {1, 2, 3, 4}
     compute = {rank: np.median(timed[timed["rank"] == rank]["compute_s"]) for rank in range(3)}

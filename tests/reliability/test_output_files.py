@@ -36,7 +36,7 @@ def test_a_disk_that_fills_up_or_breaks(tmp_path: Path, reason: int, room: int, 
         assert_told(finished, "zero3", "x.h5", reason)
         flushed = job.flushed()
         if flushed.get("steps"):
-            trace = runs.Trace(job.output)
+            trace = jobs.trace_of_ended(job.output)
             assert trace.attributes["status"] == "failed"
             jobs.assert_keeps(job, flushed, trace)
 
@@ -113,7 +113,7 @@ def test_a_file_that_may_not_grow(tmp_path: Path, record: Record) -> None:
         finished = job.finish()
         record.seconds(finished.seconds)
         assert_told(finished, "zero3", "x.h5", errno.EFBIG)
-        trace = runs.Trace(job.output)
+        trace = jobs.trace_of_ended(job.output)
         assert trace.attributes["status"] == "failed"
         jobs.assert_keeps(job, job.flushed(), trace)
 

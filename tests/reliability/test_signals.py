@@ -33,7 +33,7 @@ def assert_interrupted(job: jobs.Job, finished: runs.Finished, number: signal.Si
     jobs.assert_no_crash(finished)
     (line,) = jobs.own_lines(finished, job.scenario)
     assert number.name in line, line
-    trace = runs.Trace(job.output)
+    trace = jobs.trace_of_ended(job.output)
     assert trace.attributes["status"] == "interrupted"
     steps = [trace.of_rank("steps", rank) for rank in range(job.ranks)]
     for own in steps:
@@ -87,7 +87,7 @@ def test_a_signal_at_any_moment(tmp_path: Path, moment_s: float, record: Record)
         record.seconds(finished.seconds)
         assert finished.code != 0, str(finished)
         if job.output.exists():
-            assert runs.Trace(job.output).attributes["status"] in ("interrupted", "failed")
+            assert jobs.trace_of_ended(job.output).attributes["status"] in ("interrupted", "failed")
 
 
 @pytest.mark.parametrize("target", ["0", "1", "all"])
@@ -104,7 +104,7 @@ def test_a_second_signal_ends_the_job_at_once(tmp_path: Path, target: str, recor
         finished = job.finish()
         record.seconds(finished.seconds)
         assert finished.code != 0, str(finished)
-        assert runs.Trace(job.output).attributes["status"] != "complete"
+        assert jobs.trace_of_ended(job.output).attributes["status"] != "complete"
 
 
 @case("signal-collectives")

@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "src/errors.hpp"
+#include "src/trace/checksums.hpp"
 
 namespace shardbench {
 namespace {
@@ -133,10 +134,53 @@ TEST_F(TraceFiles, TakeManyAppendsAndANewStatus) {
       file.append(window, events);
       file.flush();
     }
-    file.set_status(RunStatus::complete);
-    file.set_status(RunStatus::complete);
+    file.finish(RunStatus::complete);
+    file.finish(RunStatus::complete);
   }
   EXPECT_NE(contents(name).find("complete"), std::string::npos);
+}
+
+TEST_F(TraceFiles, HaveChecksumsOnceTheyAreClosedInOrder) {
+  for (const RunStatus status : {RunStatus::complete, RunStatus::failed, RunStatus::interrupted}) {
+    const std::string name = path(std::string(name_of(status)) + ".h5");
+    {
+      TraceFile file(name, ExistingFile::refuse);
+      file.set_config("{}");
+      file.flush();
+      EXPECT_EQ(contents(name).find("checksums"), std::string::npos);  // as a killed run leaves it
+      file.finish(status);
+    }
+    EXPECT_NE(contents(name).find(R"("config": 2745614147)"), std::string::npos);  // zlib.crc32(b"{}")
+  }
+}
+
+TEST(Checksums, AreZlibs) {
+  Crc32 sum;
+  EXPECT_EQ(sum.value(), 0U);
+  sum.add("1234");
+  sum.add("");
+  sum.add("56789");
+  EXPECT_EQ(sum.value(), 0xCBF43926U);  // the check value of CRC-32 (ITU-T V.42)
+}
+
+TEST(Checksums, DependOnWhatIsSetAndNotOnTheOrderOfSetting) {
+  Crc32 rows;
+  rows.add("rows");
+  Checksums first;
+  first.set_attribute("a", "1");
+  first.set_attribute("b", "2");
+  first.set_config("{}");
+  first.set_table("steps", rows);
+  Checksums second;
+  second.set_table("steps", rows);
+  second.set_config("another");
+  second.set_config("{}");
+  second.set_attribute("b", "another");
+  second.set_attribute("b", "2");
+  second.set_attribute("a", "1");
+  EXPECT_EQ(first.json(), second.json());
+  second.set_attribute("a", "12");
+  EXPECT_NE(first.json(), second.json());
 }
 
 /// While it lives, no file can grow beyond `bytes`: the way a full disk shows itself to a writer.
@@ -160,6 +204,35 @@ class FullDisk {
   rlimit before_{};
   void (*handler_)(int) = nullptr;
 };
+
+TEST_F(TraceFiles, ThatTheirWriterLeftRunningGetAStatus) {
+  const std::string name = path("abandoned.h5");
+  EXPECT_TRUE(close_abandoned(name, RunStatus::failed)) << "there is nothing to close";
+  TraceFile(name, ExistingFile::refuse).flush();
+  EXPECT_TRUE(close_abandoned(name, RunStatus::interrupted));
+  EXPECT_NE(contents(name).find("interrupted"), std::string::npos);
+  EXPECT_TRUE(close_abandoned(name, RunStatus::failed));
+  EXPECT_EQ(contents(name).find("failed"), std::string::npos) << "a status that is final stays";
+}
+
+TEST_F(TraceFiles, ThatCannotBeWrittenAreNotTouchedByAskingFirst) {
+  const std::string name = path("asked.h5");
+  check_output(name, ExistingFile::refuse);
+  EXPECT_FALSE(fs::exists(name));
+  write_text(name, "results of last week");
+  check_output(name, ExistingFile::overwrite);
+  EXPECT_EQ(contents(name), "results of last week");
+  EXPECT_THROW(check_output(name, ExistingFile::refuse), UsageError);
+  EXPECT_THROW(check_output(folder_.string(), ExistingFile::overwrite), RunError);
+}
+
+TEST_F(TraceFiles, ThatAreTakenAwayAreMissed) {
+  const std::string name = path("gone.h5");
+  TraceFile file(name, ExistingFile::refuse);
+  file.flush();
+  fs::remove(name);
+  EXPECT_THROW(file.flush(), RunError);
+}
 
 TEST_F(TraceFiles, OnAFullDiskNameThePath) {
   const std::string name = path("full.h5");
