@@ -1,5 +1,6 @@
 """A rank that dies, fails or stands still takes the whole job with it in seconds, and what was flushed stays readable."""
 
+import contextlib
 import os
 import random
 import re
@@ -21,7 +22,8 @@ def assert_failed(job: jobs.Job, finished: runs.Finished, status: str = "failed"
     flushed = job.flushed()
     trace = jobs.trace_of_ended(job.output)
     assert trace.attributes["status"] == status, str(finished)
-    jobs.assert_keeps(job, flushed, trace)
+    if flushed:
+        jobs.assert_keeps(job, flushed, trace)
 
 
 @pytest.mark.parametrize(("scenario", "ranks", "victim"), [("zero3", 4, 2), ("zero3", 4, 0), ("ddp", 3, 1), ("zero1", 2, 1),
@@ -60,7 +62,7 @@ def test_a_rank_that_fails_in_set_up_ends_the_job(tmp_path: Path, call: str, vic
         record.seconds(finished.seconds)
         assert finished.code != 0, str(finished)
         assert any(call in line for line in jobs.own_lines(finished, "zero3")), str(finished)
-        if job.output.exists():
+        if job.flushes():  # before the first flush there is at most an empty file
             assert jobs.trace_of_ended(job.output).attributes["status"] == "failed"
 
 
@@ -85,7 +87,7 @@ def assert_names_the_stall(finished: runs.Finished, ranks: list[int]) -> None:
     assert lines, str(finished)
     named = set()
     for line in lines:
-        match = re.match(r"zero3: rank (\d+): no progress for 3 s in step \d+, (forward|backward|optimizer)", line)
+        match = re.match(r"zero3: rank (\d+): no progress for 3 s at step \d+, (forward|backward|optimizer)", line)
         if match:
             named.add(int(match[1]))
             assert "--stall-timeout" in line, line  # what to do
@@ -98,9 +100,9 @@ def assert_names_the_stall(finished: runs.Finished, ranks: list[int]) -> None:
 @case("rank-stalls")
 def test_a_rank_that_stands_still_ends_the_job(tmp_path: Path, kind: str, victim: int, record: Record) -> None:
     options = [*jobs.ENDLESS, "--stall-timeout", str(STALL_S)]
-    with jobs.Job(tmp_path, options=options, rank=victim, call="MPI_Isend_c", at=1500, kind=kind) as job:
-        job.wait_for_steps(jobs.WARMUP + jobs.WINDOW)
-        finished = job.finish(limit_s=jobs.LIMIT_S + STALL_S)
+    # Collectives call MPI_Testall, and nothing else does: so it happens in a step, or in a rehearsal of one.
+    with jobs.Job(tmp_path, options=options, rank=victim, call="MPI_Testall", at=10_000, kind=kind) as job:
+        finished = job.finish(limit_s=jobs.PATIENCE_S)
         record.seconds(finished.seconds)
         assert_failed(job, finished)
         # Whoever speaks first ends the job. A frozen rank has no thread left to speak.
@@ -152,7 +154,7 @@ def test_a_rank_that_runs_out_of_address_space_ends_the_job(tmp_path: Path, vict
         assert finished.code == jobs.RUN_TIME_FAILURE, str(finished)
         (line,) = jobs.own_lines(finished, "ddp")
         assert line.startswith(f"ddp: rank {victim}: out of memory"), line
-        if job.output.exists():
+        if job.flushes():  # before the first flush there is at most an empty file
             assert jobs.trace_of_ended(job.output).attributes["status"] == "failed"
 
 
@@ -167,7 +169,7 @@ def test_memory_that_is_refused_is_told(tmp_path: Path, room: int, record: Recor
         assert finished.code == jobs.RUN_TIME_FAILURE, str(finished)
         (line,) = jobs.own_lines(finished, "zero3")
         assert line.startswith("zero3: rank 1: out of memory"), line
-        if job.output.exists():
+        if job.flushes():  # before the first flush there is at most an empty file
             assert jobs.trace_of_ended(job.output).attributes["status"] == "failed"
 
 
@@ -200,7 +202,7 @@ def test_random_failures(tmp_path: Path, seed: int, record: Record) -> None:
         record.seconds(seconds)
         assert seconds < jobs.LIMIT_S + (3 if stalls else 0), str(finished)
         assert finished.code != 0, f"{fault}\n{finished}"
-        if job.output.exists():
+        if job.flushes():  # before the first flush there is at most an empty file
             flushed = job.flushed()
             trace = jobs.trace_of_ended(job.output)
             assert trace.attributes["status"] == "failed", f"{fault}\n{finished}"
@@ -222,7 +224,8 @@ def test_kills_at_random_instants_keep_every_flushed_window(tmp_path: Path, seed
         victims = job.processes() if everything else processes if seed % 2 else [processes[dice.randrange(ranks)]]
         job.begin = time.monotonic()
         for process in victims:
-            os.kill(process, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # mpiexec may be quicker with the later ones
+                os.kill(process, signal.SIGKILL)
         finished = job.finish()
         record.seconds(finished.seconds)
         assert finished.code != 0, str(finished)
