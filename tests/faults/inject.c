@@ -21,7 +21,7 @@
  * then FAULT_WRITE_ERRNO (28, ENOSPC)
  *
  *   FAULT_FLUSH_LOG=path    after each H5Fflush that succeeded, one line is appended: "<pid> steps=<rows>
- * events=<rows> ..." FAULT_BALANCE_LOG=path  to <path>.<rank>, each 1000 sends, "<communicators> <fewest
+ * events=<rows> ..." FAULT_BALANCE_LOG=path  to <path>.<rank>, each 100 sends, "<communicators> <fewest
  * requests in flight since the last line>"
  */
 #define _GNU_SOURCE
@@ -42,7 +42,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { tensor_size = 16 << 10, blas_buffer = 16 << 20, most_tables = 32, sends_per_line = 1000 };
+enum { tensor_size = 16 << 10, blas_buffer = 16 << 20, most_tables = 32, sends_per_line = 100 };
 
 static long long number(const char* name, long long otherwise) {
   const char* text = getenv(name);
@@ -118,8 +118,8 @@ static void request_began(void) {
 
 static atomic_int is_initialised;
 
-static int created(int code, MPI_Comm made) {
-  if (code == MPI_SUCCESS && made != MPI_COMM_NULL) atomic_fetch_add(&communicators, 1);
+static int created(int code, const MPI_Comm* made) {
+  if (code == MPI_SUCCESS && *made != MPI_COMM_NULL) atomic_fetch_add(&communicators, 1);
   return code;
 }
 
@@ -143,17 +143,17 @@ int MPI_Finalize(void) {
 
 int MPI_Comm_split_type(MPI_Comm comm, int type, int key, MPI_Info info, MPI_Comm* made) {
   if (meets_fault("MPI_Comm_split_type")) return MPI_ERR_OTHER;
-  return created(PMPI_Comm_split_type(comm, type, key, info, made), *made);
+  return created(PMPI_Comm_split_type(comm, type, key, info, made), made);
 }
 
 int MPI_Comm_split(MPI_Comm comm, int color, int key, MPI_Comm* made) {
   if (meets_fault("MPI_Comm_split")) return MPI_ERR_OTHER;
-  return created(PMPI_Comm_split(comm, color, key, made), *made);
+  return created(PMPI_Comm_split(comm, color, key, made), made);
 }
 
 int MPI_Comm_dup(MPI_Comm comm, MPI_Comm* made) {
   if (meets_fault("MPI_Comm_dup")) return MPI_ERR_OTHER;
-  return created(PMPI_Comm_dup(comm, made), *made);
+  return created(PMPI_Comm_dup(comm, made), made);
 }
 
 int MPI_Comm_free(MPI_Comm* comm) {
