@@ -40,6 +40,7 @@ LEVELS = [
     ("src/errors.hpp", 0),
     ("src/build_info.hpp", 0),
     ("src/command_line", 0),
+    ("src/option_parsing", 0),
     ("src/launch", 3),
 ]
 
