@@ -15,6 +15,8 @@ if(SHARDBENCH_SANITIZE)
                                                       -fno-omit-frame-pointer)
   target_link_options(shardbench_options INTERFACE -fsanitize=address,undefined)
 endif()
+# Ranks compare their executables by the linker's fingerprint.
+target_link_options(shardbench_options INTERFACE -Wl,--build-id=sha1)
 if(SHARDBENCH_SIMULATION AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # The simulator runs all ranks in one process; GNU-unique symbols would be shared between modules.
   target_compile_options(shardbench_options INTERFACE -fno-gnu-unique)

@@ -34,6 +34,8 @@ requirements=(
   "nlohmann-json3-dev      header:nlohmann/json.hpp"
   "libgtest-dev            header:gtest/gtest.h"
   "libsimgrid-dev          tool:smpirun"
+  # Only for the tests over a rate-limited link, which are skipped where it is missing; so nobody is asked for it.
+  "iproute2                tool:ip|tool:true"
   "python3                 tool:$python"
   "python3-venv            module:venv"
   "python3-pip             module:pip"

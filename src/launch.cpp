@@ -1,14 +1,59 @@
 #include "src/launch.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <vector>
 
+#include "src/build_id.hpp"
+#include "src/build_info.hpp"
 #include "src/errors.hpp"
 
 namespace shardbench {
+namespace {
+
+/// FNV-1a, 64 bits (Fowler, Noll, Vo).
+std::uint64_t hash_of(std::string_view text) {
+  std::uint64_t hash = 0xCBF29CE484222325U;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3U;
+  return hash;
+}
+
+/// Whether the text is the same on every rank. Collective.
+bool everyone_says(ControlChannel& channel, const std::string& text) {
+  const std::uint64_t own = hash_of(text);
+  const auto message = as_message<std::uint64_t>(std::span(&own, 1));
+  const auto first = from_message<std::uint64_t>(broadcast(channel, {message.begin(), message.end()}));
+  return maximum(channel, first.front() == own ? 0.0 : 1.0) == 0.0;
+}
+
+/// All that must be alike on every rank.
+nlohmann::json self_portrait(const std::string& program, const OwnOptions& own) {
+  const BuildInfo build = build_info();
+  return {{"program", program},
+          {"build", fmt::format("{} {}{} {} {}", build.version, build.git_commit,
+                                build.git_dirty ? " (modified)" : "", build.build_type, build_id())},
+          {"options", own.refusal.empty() ? nlohmann::json::parse(own.json) : nlohmann::json::object()},
+          {"refused", own.refusal}};
+}
+
+/// Every key in which `theirs` is not what rank 0 says, with both values; empty where there is none.
+std::string describe_differences(const nlohmann::json& mine, const nlohmann::json& theirs) {
+  std::vector<std::string> differences;
+  for (const char* key : {"program", "build"})
+    if (mine[key] != theirs[key])
+      differences.push_back(fmt::format("{} {} (rank 0: {})", key, theirs[key].dump(), mine[key].dump()));
+  for (const auto& [option, value] : theirs["options"].items())
+    if (const nlohmann::json own = mine["options"].value(option, nlohmann::json()); own != value)
+      differences.push_back(fmt::format("--{} {} (rank 0: {})", option, value.dump(), own.dump()));
+  return fmt::format("{}", fmt::join(differences, ", "));
+}
+
+}  // namespace
 
 bool speaks_before_start() {
   for (const char* name : {"PMI_RANK", "PMIX_RANK", "SLURM_PROCID"})
@@ -20,28 +65,24 @@ OwnOptions own_options(const ParsedOptions& parsed) {
   return {.json = parsed.options ? options_json(*parsed.options) : "{}", .refusal = parsed.error};
 }
 
-void agree_on_options(ControlChannel& channel, const OwnOptions& own) {
-  const nlohmann::json mine =
-      own.refusal.empty() ? nlohmann::json::parse(own.json) : nlohmann::json({{"refused", own.refusal}});
+void agree_on_options(ControlChannel& channel, const std::string& program, const OwnOptions& own) {
+  const nlohmann::json mine = self_portrait(program, own);
   const std::string text = mine.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  if (everyone_says(channel, text) && own.refusal.empty()) return;
   const auto everyone = gather(channel, as_message<char>(std::span<const char>(text)));
   agree_with_root(channel, [&] {
-    const auto parse = [](const std::vector<std::byte>& message) {
-      const auto characters = from_message<char>(message);
-      return nlohmann::json::parse(characters.begin(), characters.end());
-    };
     for (std::size_t rank = 0; rank < everyone.size(); ++rank) {
-      const nlohmann::json theirs = parse(everyone[rank]);
-      if (theirs.contains("refused"))
-        throw UsageError(rank == 0 ? theirs["refused"].get<std::string>()
-                                   : fmt::format("rank {}: {}", rank, theirs["refused"].get<std::string>()));
-      for (const auto& [option, value] : theirs.items())
-        if (mine.value(option, nlohmann::json()) != value)
-          throw UsageError(
-              fmt::format("ranks disagree: --{} is {} on rank 0, but {} on rank {}; start every rank with "
-                          "the same options",
-                          option, mine.value(option, nlohmann::json()).dump(), value.dump(), rank));
+      const auto characters = from_message<char>(everyone[rank]);
+      const nlohmann::json theirs = nlohmann::json::parse(characters.begin(), characters.end());
+      if (const std::string refusal = theirs["refused"]; !refusal.empty())
+        throw UsageError(rank == 0 ? refusal : fmt::format("rank {}: {}", rank, refusal));
+      const std::string differences = describe_differences(mine, theirs);
+      if (!differences.empty())
+        throw UsageError(
+            fmt::format("ranks disagree: rank {} has {}; start every rank with the same build and options",
+                        rank, differences));
     }
+    throw InternalError("ranks disagree, but not on anything that they say");
     return std::string();
   });
 }

@@ -15,9 +15,10 @@ struct OwnOptions {
 };
 OwnOptions own_options(const ParsedOptions& parsed);
 
-/// Collective: throws UsageError, alike on every rank, when a rank's command line was refused or when the
-/// ranks' options differ; it names the rank and the option.
-void agree_on_options(ControlChannel& channel, const OwnOptions& own);
+/// Collective: throws UsageError, alike on every rank, when a rank's command line was refused, or when ranks
+/// run another program, another build or other options than rank 0; it names the rank and all that differs.
+/// Ranks exchange a hash; only where it differs do they say more.
+void agree_on_options(ControlChannel& channel, const std::string& program, const OwnOptions& own);
 
 /// Throws UsageError when the world is not what --ranks (`expected`) says, or when this process is alone
 /// although Slurm started several: unconnected copies would each believe to be the whole job.

@@ -14,9 +14,9 @@ namespace {
 
 using namespace shardbench;
 
-Program prepare(const ScenarioDefinition& definition, const std::vector<std::string>& arguments,
-                const std::string& command_line) {
-  const ParsedOptions parsed = try_parse_options(definition.name, definition.options, arguments);
+Program prepare(const ScenarioDefinition& definition, const std::vector<std::string>& arguments) {
+  const ParsedOptions parsed =
+      try_parse_options(definition.name, definition.options, {arguments.begin() + 1, arguments.end()});
   const Options options = parsed.options.value_or(Options{});
   Program program{.options = own_options(parsed),
                   .answer = {},
@@ -24,8 +24,10 @@ Program prepare(const ScenarioDefinition& definition, const std::vector<std::str
                             .algorithm = options.algorithm,
                             .ranks_per_node = options.ranks_per_node},
                   .ranks = options.ranks,
-                  .work = [=](World& world, Memory& memory) {
-                    return run_scenario(options, definition, world, memory, command_line);
+                  .stall_timeout_s = options.stall_timeout_s,
+                  .work = [=](const Surroundings& surroundings) {
+                    return run_scenario(options, definition, surroundings,
+                                        fmt::format("{}", fmt::join(arguments, " ")));
                   }};
   if (!parsed.help.empty()) {
     program.answer = [=] { return parsed.help; };
@@ -41,7 +43,7 @@ Program prepare(const ScenarioDefinition& definition, const std::vector<std::str
 
 int main(int argc, char** argv) {
   const ScenarioDefinition definition = scenario_definition();
-  const std::vector<std::string> arguments(argv + 1, argv + argc);
-  const std::string command_line = fmt::format("{} {}", argv[0], fmt::join(arguments, " "));
-  return run_program(definition.name, [&] { return prepare(definition, arguments, command_line); });
+  const std::vector<std::string> arguments(argv, argv + argc);
+  return run_program(definition.name, arguments,
+                     [&](const auto& given) { return prepare(definition, given); });
 }

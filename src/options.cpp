@@ -53,17 +53,6 @@ const std::vector<std::pair<std::string, std::string>>& options_elsewhere() {
 /// Names that are kept for what later versions will do.
 constexpr std::array<std::string_view, 2> reserved_options = {"--jitter", "--contention"};
 
-/// CLI::Range lets NaN pass, which is neither below nor above anything.
-CLI::Validator finite_range(double low, double high) {
-  return {[low, high](std::string& text) {
-            double value = 0.0;
-            const bool inside = CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
-            return inside ? std::string()
-                          : fmt::format("Value {} not in range {:g} to {:g}", text, low, high);
-          },
-          fmt::format("in [{:g}, {:g}]", low, high)};
-}
-
 /// Declares options on a CLI11 app and keeps the text values that are converted after parsing.
 class Parser {
  public:
@@ -222,6 +211,9 @@ class Parser {
     add_choice("--payload", options_.payload, payload_choices,
                "phantom: true sizes, no contents (with timed)");
     app_.add_option("--backend", backend_, "mpi")->capture_default_str();
+    app_.add_option("--stall-timeout", options_.stall_timeout_s, stall_timeout_help)
+        ->check(finite_range(0.0, 1e9))
+        ->capture_default_str();
     app_.add_option("--ranks-per-node", options_.ranks_per_node,
                     "node size, for hierarchical; default: what MPI says, with --plan one node")
         ->check(CLI::Range(1, 1 << 24));
@@ -416,6 +408,7 @@ std::string options_json(const Options& o) {
        o.ranks_per_node ? nlohmann::ordered_json(*o.ranks_per_node) : nlohmann::ordered_json(nullptr)},
       {"payload", name_in(payload_choices, o.payload)},
       {"backend", "mpi"},
+      {"stall-timeout", o.stall_timeout_s},
       {"threads", o.threads},
       {"seed", o.seed},
       {"check", o.check == Check::on},

@@ -11,6 +11,7 @@
 #include "src/comm/world.hpp"
 #include "src/model/decoder.hpp"
 #include "src/shard/layout.hpp"
+#include "src/supervise/supervisor.hpp"
 #include "src/trace/trace_file.hpp"
 
 namespace shardbench {
@@ -83,6 +84,7 @@ struct Options {
   Progress progress = Progress::poll;
   std::optional<int> ranks_per_node;
   Payload payload = Payload::real;
+  double stall_timeout_s = default_stall_limit_s;
   int threads = 0;  ///< 0: allowed CPUs / ranks on the host
   std::uint64_t seed = 1;
   Check check = Check::off;

@@ -5,9 +5,9 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
-#include "src/comm/world.hpp"
-#include "src/device/buffer.hpp"
+#include "src/comm/surroundings.hpp"
 #include "src/errors.hpp"
 #include "src/launch.hpp"
 
@@ -17,13 +17,15 @@ struct Program {
   OwnOptions options;                   ///< refused ones end every rank of the job
   std::function<std::string()> answer;  ///< the text to print instead of running (--help); empty to run
   WorldSettings world;
-  std::optional<int> ranks;  ///< the world size that the user expects
-  std::function<ExitCode(World&, Memory&)> work;
+  std::optional<int> ranks;      ///< the world size that the user expects
+  double stall_timeout_s = 0.0;  ///< without progress for so long, a rank ends the job; 0: never
+  std::function<ExitCode(const Surroundings&)> work;
 };
 
-/// Runs what `prepare` makes of the command line, and returns the process's exit code. UsageError and
-/// AgreedError must be thrown alike by all ranks; any other exception aborts the job.
-int run_program(const std::string& name, const std::function<Program()>& prepare);
+/// Runs what `prepare` makes of the arguments (the program's name first), and returns the process's exit
+/// code. UsageError and AgreedError must be thrown alike by all ranks; any other exception aborts the job.
+int run_program(const std::string& name, const std::vector<std::string>& arguments,
+                const std::function<Program(const std::vector<std::string>&)>& prepare);
 
 /// Versions of the program and its libraries, several lines.
 std::string version_text(const std::string& name);

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import nan
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, get_type_hints
@@ -68,8 +69,8 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
 
 OPTIONAL_TABLES: Mapping[str, Mapping[str, Kind]] = {
     "collectives": _columns(
-        integer="rank line size_bytes count repetition warmup sent_bytes wrong",
-        text="collective algorithm dtype reduction",
+        integer="rank line size_bytes count repetition warmup sent_bytes wrong window",
+        text="collective algorithm dtype reduction stop",
         real="start_s end_s",
     ),
 }
@@ -107,6 +108,8 @@ class Attributes:
     launch_id: str
     steady: int
     check: str = "off"
+    timer_overhead_s: float = nan
+    timer_resolution_s: float = nan
 
 
 @dataclass(frozen=True)
@@ -253,15 +256,15 @@ def _sound_contents(path: Path, file: h5py.File) -> Iterator[bytes | memoryview]
         yield np.ascontiguousarray(array).view(np.uint8).data
 
 
-def _plain(value: Any) -> str | int | None:
-    """An attribute's value; None where it is neither text nor an integer, which the writer never writes."""
+def _plain(value: Any) -> str | int | float | None:
+    """An attribute's value; None where it is neither text nor a number, which the writer never writes."""
     try:
         return _text(value)
     except TypeError:
-        is_integer = isinstance(value, (int, np.integer)) or (
-            isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "iu"
-        )
-        return int(value) if is_integer else None
+        scalar = np.asarray(value)
+        if scalar.size != 1 or scalar.dtype.kind not in "iuf":
+            return None
+        return float(scalar.item()) if scalar.dtype.kind == "f" else int(scalar.item())
 
 
 def _layout(dtype: np.dtype[Any]) -> dict[str, Any]:
@@ -282,7 +285,8 @@ def _checksum_problems(facts: Mapping[str, Any], tables: Mapping[str, np.ndarray
     attributes = dict(facts["attributes"])
     stored = attributes.pop("checksums", None)
     if stored is None:
-        if attributes["status"] != "running":
+        # A run that was killed could not vouch for its file, which is incomplete anyhow.
+        if attributes["status"] == "complete":
             yield "no root attribute 'checksums': damaged, or written by an older version; repeat the run"
         return
     try:
@@ -303,8 +307,11 @@ def _checksum_problems(facts: Mapping[str, Any], tables: Mapping[str, np.ndarray
             yield f"the checksum of {subject} is not the one stored when the file was closed, {DAMAGED}"
 
 
-def _attributes_sum(attributes: Mapping[str, str | int | None]) -> int:
-    texts = {_bytes(name): _bytes(str(value)) for name, value in attributes.items()}
+def _attributes_sum(attributes: Mapping[str, str | int | float | None]) -> int:
+    texts = {
+        _bytes(name): _bytes(format(value, ".17g") if isinstance(value, float) else str(value))
+        for name, value in attributes.items()
+    }
     return crc32(b"".join(name + b"\0" + texts[name] + b"\0" for name in sorted(texts)))
 
 
@@ -362,7 +369,7 @@ def _attribute_fields() -> Iterator[tuple[str, Kind, bool]]:
     """Name, kind and whether required, of each root attribute."""
     types = get_type_hints(Attributes)
     for field in dataclasses.fields(Attributes):
-        kind = Kind.TEXT if types[field.name] is str else Kind.INTEGER
+        kind = {str: Kind.TEXT, float: Kind.REAL}.get(types[field.name], Kind.INTEGER)
         yield field.name, kind, field.default is dataclasses.MISSING
 
 

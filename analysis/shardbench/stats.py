@@ -62,6 +62,31 @@ def estimate_median(samples: Iterable[float]) -> Estimate:
     return Estimate(float(np.median(ordered)), low, high, len(ordered))
 
 
+def relative_width(estimate: Estimate) -> float | None:
+    """How wide the interval is, relative to the median; None without an interval.
+
+    0 where both ends are equal, also at 0: a coarse clock may show no time at all.
+    """
+    if estimate.low is None or estimate.high is None:
+        return None
+    if estimate.low == estimate.high:
+        return 0.0
+    return (estimate.high - estimate.low) / estimate.median
+
+
+def window_times(collectives: pd.DataFrame) -> NDArray[np.float64]:
+    """Seconds of one iteration of the slowest rank, for each window of one line of `collectives`, in order.
+
+    On each rank from when a window's first iteration began to when its last was done, over their number.
+    """
+    timed = collectives[collectives["window"] >= 0]
+    of_rank = timed.groupby(["window", "rank"]).agg(
+        first=("start_s", "min"), last=("end_s", "max"), count=("end_s", "size")
+    )
+    seconds = (of_rank["last"] - of_rank["first"]) / of_rank["count"]
+    return np.asarray(seconds.groupby(level="window").max(), dtype=np.float64)
+
+
 def timed_steps(steps: pd.DataFrame) -> pd.DataFrame:
     """The rows of `steps` that are not flagged warm-up."""
     return steps[steps["warmup"] == 0]

@@ -36,6 +36,8 @@ NOT_CONFIGURATION = {
     *("ranks", "dp", "threads", "ranks-per-node"),
     # how long to measure and where to store it, not what a step does
     *("steps", "warmup", "window", "output", "overwrite"),
+    # when to give up
+    "stall-timeout",
 }
 """Options that do not set a series apart from another."""
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
+from shardbench import stats
 from shardbench.read import Trace, TraceError, read_trace
 from shardbench.stats import PARTS
 
@@ -20,6 +21,8 @@ STEP_SUM_RELATIVE = 1e-9
 LEDGER_RELATIVE = 1e-12
 """Volumes carry the factor (n-1)/n, which binary fractions hold only to rounding."""
 CLOCK_RESOLUTION_S = 1e-9
+WIDTH_RELATIVE = 1e-9
+"""Rounding between the program's arithmetic and this one."""
 
 MEMORY_QUANTITIES = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "static_bytes")
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
@@ -36,7 +39,10 @@ BENCHMARK_VOCABULARY = {
     "algorithm": ("direct", "ring", "doubling", "hierarchical", "native", "local"),
     "dtype": ("bf16", "fp32"),
     "reduction": ("sum", "product", "minimum", "maximum", "average", "none"),
+    "stop": ("iterations", "precision", "budget", "rows"),
 }
+MOST_REPETITIONS = 1 << 20
+"""A line of `collectives` that repeats windows ends before it has more timed repetitions."""
 ELEMENT_BYTES = {"bf16": 2, "fp32": 4}
 
 
@@ -260,7 +266,7 @@ def _tensors(trace: Trace) -> Iterator[str]:
 
 
 def _collectives_complete(trace: Trace) -> Iterator[str]:
-    """Every rank has the same repetitions of every line: w warm-up, n timed, c checked."""
+    """Every rank has the same repetitions of every line: w warm-up, n timed in each window, c checked."""
     if trace.attributes.scenario != BENCHMARK or trace.collectives.empty:
         return
     rows, options = trace.collectives, trace.config.options
@@ -269,23 +275,81 @@ def _collectives_complete(trace: Trace) -> Iterator[str]:
     except (KeyError, TypeError, ValueError):
         yield "config: the options 'warmup_iters', 'iters' and 'check' must be present and integers"
         return
-    lines = range(int(rows["line"].max()) + 1)
-    repetitions = range(warmup + timed + checked)
+    windows = rows.groupby("line")["window"].max() + 1
+    lines = {line: int(windows.get(line, 1)) for line in range(int(rows["line"].max()) + 1)}
     found = list(zip(rows["rank"].tolist(), rows["line"].tolist(), rows["repetition"].tolist()))
-    expected = [(r, i, j) for r in range(trace.attributes.world_size) for i in lines for j in repetitions]
+    expected = [
+        (rank, line, repetition)
+        for rank in range(trace.attributes.world_size)
+        for line, count in lines.items()
+        for repetition in range(warmup + count * timed + checked)
+    ]
     yield from _each_once("collectives", "(rank, line, repetition)", found, expected)
-    is_timed = (rows["repetition"] >= warmup) & (rows["repetition"] < warmup + timed)
+    rows = rows.assign(timed_end=warmup + rows["line"].map(lines) * timed)
+    is_timed = (rows["repetition"] >= warmup) & (rows["repetition"] < rows["timed_end"])
     yield from _first(
         rows[(rows["warmup"] == 0) != is_timed],
         lambda row: f"collectives: {_line(row)}: warmup = {row['warmup']}, but repetitions {warmup} to "
-        f"{warmup + timed - 1} are the timed ones",
+        f"{row['timed_end'] - 1} are the timed ones",
     )
-    is_checked = rows["repetition"] >= warmup + timed
+    window = np.where(is_timed, (rows["repetition"] - warmup) // max(timed, 1), -1)
+    yield from _first(
+        rows.assign(must=window)[rows["window"] != window],
+        lambda row: f"collectives: {_line(row)}: window = {row['window']}, must be {row['must']} with "
+        f"{timed} timed repetitions a window",
+    )
+    is_checked = rows["repetition"] >= rows["timed_end"]
     yield from _first(
         rows[(rows["wrong"] >= 0) != is_checked],
         lambda row: f"collectives: {_line(row)}: wrong = {row['wrong']}, but repetitions from "
-        f"{warmup + timed} on are the checked ones, and -1 stands for the others",
+        f"{row['timed_end']} on are the checked ones, and -1 stands for the others",
     )
+
+
+def _collective_stops(trace: Trace) -> Iterator[str]:
+    """Each line says once what ended it, and its windows' times agree."""
+    rows, precision = trace.collectives, trace.config.options.get("precision")
+    if trace.attributes.scenario != BENCHMARK or rows.empty:
+        return
+    for line, of_line in rows.groupby("line"):
+        stops = sorted(set(of_line["stop"]))
+        if len(stops) != 1:
+            yield f"collectives: line {line}: its rows name several reasons to stop: {', '.join(stops)}"
+            continue
+        windows = int(of_line["window"].max()) + 1
+        if (stops[0] == "iterations") != (precision is None) or (precision is None and windows != 1):
+            asked = "no --precision" if precision is None else f"--precision {precision}"
+            yield f"collectives: line {line}: stop is '{stops[0]}' after {windows} windows, with {asked}"
+        elif precision is not None:
+            yield from _narrow_enough(f"collectives: line {line}", of_line, stops[0], float(precision))
+            if stops[0] == "rows" and _timed_repetitions(of_line, windows + 1) <= MOST_REPETITIONS:
+                yield f"collectives: line {line}: stop is 'rows' with room for another window"
+
+
+def _timed_repetitions(of_line: pd.DataFrame, windows: int) -> int:
+    first = of_line[(of_line["rank"] == of_line["rank"].min()) & (of_line["window"] == 0)]
+    return windows * len(first)
+
+
+def _narrow_enough(name: str, of_line: pd.DataFrame, stop: str, precision: float) -> Iterator[str]:
+    """Stop is `precision` exactly where the interval over the windows of the slowest rank is that narrow."""
+    times = stats.window_times(of_line)
+    if not np.isfinite(times).all() or not len(times):
+        return  # said elsewhere
+    width = stats.relative_width(stats.estimate_median(times))
+    narrow = width is not None and width <= precision * (1 + WIDTH_RELATIVE)
+    clearly = width is not None and width <= precision * (1 - WIDTH_RELATIVE)
+    if (stop == "precision" and not narrow) or (stop != "precision" and clearly):
+        said = "no interval" if width is None else f"an interval {width:.6g} of the median wide"
+        yield f"{name}: stop is '{stop}', but its {len(times)} windows have {said}; precision is {precision}"
+
+
+def _timer(trace: Trace) -> Iterator[str]:
+    """The clock's quality is known in files of the program collectives, and never negative."""
+    for name in ("timer_overhead_s", "timer_resolution_s"):
+        value = float(getattr(trace.attributes, name))
+        if value < 0 or np.isinf(value) or (np.isnan(value) and trace.attributes.scenario == BENCHMARK):
+            yield f"{name} is {value} s, must be a time from 0"
 
 
 def _collective_words(trace: Trace) -> Iterator[str]:
@@ -396,6 +460,8 @@ CHECKS: tuple[Callable[[Trace], Iterator[str]], ...] = (
     _ledger,
     _tensors,
     _collectives_complete,
+    _collective_stops,
+    _timer,
     _collective_words,
     _collective_sizes,
     _collective_times,

@@ -27,7 +27,7 @@ NUMBER_TYPES: dict[str, dict[str, str]] = {
     "tensors": {"index": "i4", "elements": "u8"},
     "calibration": {"layer": "i4"},
     "collectives": {
-        **{n: "i4" for n in "rank line repetition warmup".split()},
+        **{n: "i4" for n in "rank line repetition warmup window".split()},
         **{n: "i8" for n in "size_bytes count sent_bytes wrong".split()},
     },
 }
@@ -44,11 +44,11 @@ FIELDS = {
     "tensors": "index name elements sum sum_of_squares",
     "calibration": "kind layer direction compute_alone_s communication_alone_s",
     "collectives": "rank line collective algorithm dtype reduction size_bytes count repetition warmup"
-    " start_s end_s sent_bytes wrong",
+    " start_s end_s sent_bytes wrong window stop",
 }
 TEXT_FIELDS = {
     *("host", "affinity", "device", "phase", "kind", "stream", "axis", "algorithm"),
-    *("dtype", "category", "quantity", "unit", "name", "direction", "collective", "reduction"),
+    *("dtype", "category", "quantity", "unit", "name", "direction", "collective", "reduction", "stop"),
 }
 PSI = 1200
 
@@ -68,8 +68,8 @@ class Synthetic:
     def write(self, path: Path) -> Path:
         with h5py.File(path, "w") as file:
             for name, value in self.attributes.items():
-                is_text = isinstance(value, str)
-                file.attrs.create(name, value, dtype=h5py.string_dtype() if is_text else "i8")
+                types = {str: h5py.string_dtype(), int: "i8", float: "f8"}
+                file.attrs.create(name, value, dtype=types[type(value)])
             file.create_dataset("config", data=json.dumps(self.config), dtype=h5py.string_dtype())
             for table, rows in self.tables.items():
                 file.create_dataset(table, data=_array(table, rows))
@@ -150,10 +150,17 @@ def synthetic(
     return run
 
 
-def synthetic_collectives(size: int = 2) -> Synthetic:
-    """A valid run of the program collectives: one line of each collective, 1 + 2 + 1 repetitions."""
+def synthetic_collectives(size: int = 2, windows: int = 1, precision: float | None = None) -> Synthetic:
+    """A valid run of the program collectives: one line of each collective, 1 + 2 · windows + 1 repetitions.
+
+    Every window takes equally long, so that the interval of the median is as narrow as can be.
+    """
     run = synthetic("collectives", size)
+    run.attributes |= {"timer_overhead_s": 3e-8, "timer_resolution_s": 2e-8}
     run.config["options"] = {"warmup_iters": 1, "iters": 2, "check": 1, "op": ["sum"]}
+    if precision is not None:
+        run.config["options"] |= {"precision": precision, "budget": 10.0}
+    checked = 2 * windows + 1
     run.config["model"] = {}
     run.tables |= {name: [] for name in run.tables if name not in ("ranks", "clock")}
     run.tables["collectives"] = [
@@ -161,14 +168,16 @@ def synthetic_collectives(size: int = 2) -> Synthetic:
             rank=rank, line=line, collective=collective, algorithm="ring", dtype="bf16",
             reduction="none" if collective == "all_gather" else "maximum",
             size_bytes=64 * size, count=32 * size if collective == "all_reduce" else 32,
-            repetition=repetition, warmup=int(repetition in (0, 3)), start_s=4.0 * line + repetition,
-            end_s=4.0 * line + repetition + 0.5,
+            repetition=repetition, warmup=int(repetition in (0, checked)),
+            start_s=(checked + 1.0) * line + repetition, end_s=(checked + 1.0) * line + repetition + 0.5,
             sent_bytes=64 * (size - 1) * (2 if collective == "all_reduce" else 1),
-            wrong=0 if repetition == 3 else -1,
+            wrong=0 if repetition == checked else -1,
+            window=(repetition - 1) // 2 if 0 < repetition < checked else -1,
+            stop="iterations" if precision is None else "precision",
         )
         for line, collective in enumerate(("all_reduce", "reduce_scatter", "all_gather"))
         for rank in range(size)
-        for repetition in range(4)
+        for repetition in range(checked + 1)
     ]  # fmt: skip
     return run
 

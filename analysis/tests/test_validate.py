@@ -319,6 +319,9 @@ def test_collectives_need_rows(tmp_path: Path) -> None:
         ({"end_s": 6.5}, "starts at 6.0 s, before the one before it ends at 6.5 s"),
         ({"start_s": nan}, "start_s = nan s"),
         ({"repetition": 2}, "is repeated"),
+        ({"window": -1}, "window = -1, must be 0 with 2 timed repetitions a window"),
+        ({"stop": "precision"}, "line 1: its rows name several reasons to stop: iterations, precision"),
+        ({"stop": "boredom"}, "stop is 'boredom'"),
     ],
 )
 def test_a_row_of_collectives(tmp_path: Path, changes: dict[str, object], said: str) -> None:
@@ -327,6 +330,85 @@ def test_a_row_of_collectives(tmp_path: Path, changes: dict[str, object], said: 
     found = violations(run, tmp_path)
     assert said in "; ".join(found)
     assert all(sentence.startswith("collectives: ") for sentence in found)
+
+
+# --- windows until a precision is reached
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_valid_windows(tmp_path: Path, size: int) -> None:
+    assert violations(synthetic_collectives(size, windows=6, precision=0.05), tmp_path) == []
+
+
+def of_line(run: Synthetic, line: int, **changes: object) -> None:
+    for row in run.tables["collectives"]:
+        if row["line"] == line:
+            row.update(changes)
+
+
+def test_precision_needs_six_windows(tmp_path: Path) -> None:
+    run = synthetic_collectives(windows=5, precision=0.05)
+    for sentence in violations(run, tmp_path):
+        assert "stop is 'precision', but its 5 windows have no interval" in sentence
+    for line in range(3):
+        of_line(run, line, stop="budget")
+    assert violations(run, tmp_path) == []
+
+
+def test_the_slowest_rank_sets_the_width(tmp_path: Path) -> None:
+    run = synthetic_collectives(windows=6, precision=0.05)
+    for window in (0, 5):  # 1.5 s and 1.4 s for two iterations: 0.1 / 1.5 is wider than 5 %
+        run.row("collectives", line=1, rank=1, repetition=2 * window + 2)["end_s"] -= 0.1
+    assert violations(run, tmp_path) == []  # the other rank hides it
+    for window in range(6):
+        run.row("collectives", line=1, rank=0, repetition=2 * window + 2)["end_s"] -= 0.2
+    assert "line 1: stop is 'precision', but its 6 windows have an interval 0.0666667" in only(run, tmp_path)
+    of_line(run, 1, stop="budget")
+    assert violations(run, tmp_path) == []
+
+
+def test_a_narrow_interval_has_reached_the_precision(tmp_path: Path) -> None:
+    run = synthetic_collectives(windows=6, precision=0.05)
+    of_line(run, 2, stop="budget")
+    assert "line 2: stop is 'budget', but its 6 windows have an interval 0 of" in only(run, tmp_path)
+
+
+def test_the_reason_to_stop_fits_the_options(tmp_path: Path) -> None:
+    run = synthetic_collectives(windows=6, precision=0.05)
+    of_line(run, 0, stop="iterations")
+    assert "line 0: stop is 'iterations' after 6 windows, with --precision 0.05" in only(run, tmp_path)
+    run = synthetic_collectives(windows=2)
+    assert all("after 2 windows, with no --precision" in sentence for sentence in violations(run, tmp_path))
+    run = synthetic_collectives(windows=5, precision=0.05)
+    for line in range(3):
+        of_line(run, line, stop="rows")
+    assert all("stop is 'rows' with room for another window" in sentence for sentence in violations(run, tmp_path))
+    assert len(violations(run, tmp_path)) == 3
+
+
+def test_lines_may_have_different_numbers_of_windows(tmp_path: Path) -> None:
+    run, longer = synthetic_collectives(windows=6, precision=0.05), synthetic_collectives(windows=7, precision=0.05)
+    rows = [row for row in run.tables["collectives"] if row["line"] < 2]
+    last = [row for row in longer.tables["collectives"] if row["line"] == 2]
+    run.tables["collectives"] = rows + last
+    assert violations(run, tmp_path) == []
+    last[-1]["rank"] = 7
+    assert violations(run, tmp_path) != []
+
+
+@pytest.mark.parametrize("value", [-1e-9, float("inf"), nan])
+@pytest.mark.parametrize("name", ["timer_overhead_s", "timer_resolution_s"])
+def test_the_quality_of_the_clock_is_a_time(tmp_path: Path, name: str, value: float) -> None:
+    run = synthetic_collectives()
+    run.attributes[name] = value
+    assert only(run, tmp_path) == f"{name} is {value} s, must be a time from 0"
+
+
+def test_the_clock_may_be_missing_elsewhere(run: Synthetic, tmp_path: Path) -> None:
+    assert "timer_overhead_s" not in run.attributes
+    assert violations(run, tmp_path) == []
+    run.attributes["timer_overhead_s"] = 3  # not a floating-point number
+    assert "root attribute 'timer_overhead_s' must be" in "; ".join(violations(run, tmp_path))
 
 
 def test_wrong_elements_contradict_a_passed_check(tmp_path: Path) -> None:

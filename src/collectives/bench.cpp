@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -16,7 +17,9 @@
 
 #include "src/collectives/report.hpp"
 #include "src/collectives/sizes.hpp"
+#include "src/collectives/stop_rule.hpp"
 #include "src/collectives/test_values.hpp"
+#include "src/trace/caretaker.hpp"
 #include "src/trace/process_memory.hpp"
 #include "src/train/clock_sync.hpp"
 #include "src/train/collector.hpp"
@@ -29,6 +32,9 @@ namespace {
 // Enough that the next is always ready to begin when one ends; each more would hold scratch of its own.
 constexpr std::size_t in_flight = 2;
 
+// Rows of one line that a rank keeps until it is over: 100 MB.
+constexpr std::int64_t most_repetitions = std::int64_t{1} << 20;
+
 /// What one line of the table is about.
 struct Subject {
   Collective collective = Collective::all_reduce;
@@ -36,25 +42,36 @@ struct Subject {
   Reduction reduction = Reduction::sum;
 };
 
+/// What the windows of one line came to; the samples on rank 0 only.
+struct Windows {
+  SortedSamples slowest_rank;   ///< seconds of one iteration, the maximum over ranks
+  SortedSamples mean_of_ranks;  ///< and the mean, which nccl-tests prints
+  std::int64_t count = 0;
+  Stop stop = Stop::iterations;
+};
+
 class Bench {
  public:
-  Bench(CollectivesOptions options, World& world, Memory& memory, const std::vector<std::string>& arguments)
+  Bench(CollectivesOptions options, const Surroundings& surroundings,
+        const std::vector<std::string>& arguments)
       : options_(std::move(options)),
-        world_(world),
-        memory_(memory),
+        world_(surroundings.world),
+        memory_(surroundings.memory),
         arguments_(arguments),
-        collector_(world.control()),
+        collector_(world_.control()),
         start_time_(local_time()) {
     check_memory();
     create_files();
-    std::vector<int> everyone(static_cast<std::size_t>(world.size()));
+    std::vector<int> everyone(static_cast<std::size_t>(world_.size()));
     std::iota(everyone.begin(), everyone.end(), 0);
-    communicator_ = world.communicator(everyone);
+    communicator_ = world_.communicator(everyone);
+    surroundings.supervisor.finishes_in_order();
   }
 
   ExitCode execute() {
     write_ranks(file_.get(), world_, {.dp_index = world_.rank(), .tp_index = 0, .threads = 1});
     write_clocks();
+    write_timer_quality();
     gather_rank_lines();
     print(preamble_text(options_, rank_lines_));
     for (const Collective collective : options_.collectives) {
@@ -100,6 +117,7 @@ class Bench {
     options_.output = agree_with_root(world_.control(), [&] {
       if (!options_.json_file.empty()) options_.json_file = reserve_file(options_.json_file);
       file_ = std::make_unique<TraceFile>(options_.output, options_.existing_file, Tables::collectives);
+      if (!world_.simulated()) caretaker_.emplace(options_.output);
       describe_program(*file_, "collectives", world_, fmt::format("{}", fmt::join(arguments_, " ")));
       file_->set("dp", world_.size());
       file_->set("tp", 1);
@@ -123,6 +141,13 @@ class Bench {
   void write_clocks() {
     const auto rows = measure_clocks(world_);
     if (file_) file_->append(std::span<const ClockRow>(rows));
+  }
+
+  void write_timer_quality() {
+    const TimerQuality worst = measure_timers(world_);
+    if (!file_) return;
+    file_->set("timer_overhead_s", worst.overhead_s);
+    file_->set("timer_resolution_s", worst.resolution_s);
   }
 
   void gather_rank_lines() {
@@ -158,21 +183,70 @@ class Bench {
                                   .count = sizes.count};
     std::vector<CollectiveRecord> records;
     values.fill(*buffer, world_.rank());
-    for (const bool timed : {false, true}) {
-      barrier(world_.control());
-      run_back_to_back(common, buffer, timed ? options_.iterations : options_.warmup, records);
-      for (CollectiveRecord& record : records)
-        if (!timed) record.warmup = 1;
-    }
+    barrier(world_.control());
+    run_back_to_back(common, buffer, options_.warmup, records);
+    for (CollectiveRecord& record : records) record.warmup = 1;
+    const Windows windows = measure_windows(common, buffer, records);
     for (int i = 0; i < options_.checks; ++i) {
       values.fill(*buffer, world_.rank());
       run_back_to_back(common, buffer, 1, records);
       records.back().warmup = 1;
       records.back().wrong = values.count_wrong(*buffer, world_.rank());
     }
-    for (std::size_t i = 0; i < records.size(); ++i) records[i].repetition = static_cast<std::int32_t>(i);
-    report(records);
+    for (std::size_t i = 0; i < records.size(); ++i) {
+      records[i].repetition = static_cast<std::int32_t>(i);
+      records[i].stop = windows.stop;
+    }
+    report(records, windows);
     ++line_;
+  }
+
+  /// Windows until the rule is content. Every rank leaves after the same one.
+  Windows measure_windows(const CollectiveRecord& common, const BufferRef& buffer,
+                          std::vector<CollectiveRecord>& records) {
+    const StopRule rule{.precision = options_.precision,
+                        .budget_s = options_.budget_s,
+                        .window_iterations = options_.iterations,
+                        .most_iterations = most_repetitions};
+    Windows windows;
+    const double begin_s = world_.now();
+    for (std::optional<Stop> stop; !stop; ++windows.count) {
+      const std::size_t first = records.size();
+      barrier(world_.control());
+      run_back_to_back(common, buffer, options_.iterations, records);
+      const std::span<CollectiveRecord> window = std::span(records).subspan(first);
+      for (CollectiveRecord& record : window) record.window = static_cast<std::int32_t>(windows.count);
+      add_window(seconds_per_iteration(window), windows);
+      stop = root_decides([&] { return reason_to_stop(rule, windows.slowest_rank, world_.now() - begin_s); });
+      windows.stop = stop.value_or(Stop::iterations);
+    }
+    return windows;
+  }
+
+  /// Collective: rank 0 hears how long the window took on each rank.
+  void add_window(double seconds, Windows& windows) {
+    const auto messages = gather(world_.control(), as_message<double>(std::span<const double>(&seconds, 1)));
+    if (!is_root()) return;
+    double slowest = 0.0;
+    double sum_of_ranks = 0.0;
+    for (const auto& message : messages) {
+      const double of_rank = from_message<double>(message).front();
+      slowest = std::max(slowest, of_rank);
+      sum_of_ranks += of_rank;
+    }
+    windows.slowest_rank.add(slowest);
+    windows.mean_of_ranks.add(sum_of_ranks / world_.size());
+  }
+
+  /// Collective: what `decide` says on rank 0, whose clock it is.
+  std::optional<Stop> root_decides(const std::function<std::optional<Stop>()>& decide) {
+    constexpr std::int32_t go_on = -1;
+    std::int32_t decision = go_on;
+    if (is_root())
+      if (const std::optional<Stop> stop = decide()) decision = static_cast<std::int32_t>(*stop);
+    const auto bytes = as_message<std::int32_t>(std::span<const std::int32_t>(&decision, 1));
+    decision = from_message<std::int32_t>(broadcast(world_.control(), {bytes.begin(), bytes.end()})).front();
+    return decision == go_on ? std::nullopt : std::optional(static_cast<Stop>(decision));
   }
 
   /// Memory may be short on one rank only.
@@ -216,13 +290,11 @@ class Bench {
   }
 
   /// Rank 0 writes every rank's records and prints their line.
-  void report(const std::vector<CollectiveRecord>& records) {
-    double seconds = 0.0;
+  void report(const std::vector<CollectiveRecord>& records, const Windows& windows) {
     std::int64_t wrong = 0;
     collector_.for_each_rank<CollectiveRecord>(records,
                                                [&](int rank, std::span<const CollectiveRecord> of_rank) {
                                                  file_->append(rank, of_rank);
-                                                 seconds += seconds_per_iteration(of_rank);
                                                  for (const CollectiveRecord& record : of_rank) {
                                                    wrong += std::max<std::int64_t>(record.wrong, 0);
                                                    if (record.wrong > 0) ++failed_checks_;
@@ -237,27 +309,28 @@ class Bench {
                     .reduction = own.reduction,
                     .size = own.size,
                     .count = own.count,
-                    .iterations = options_.iterations,
-                    .seconds = seconds / world_.size(),
-                    .wrong = options_.checks > 0 ? std::optional(wrong) : std::nullopt};
+                    .iterations = windows.count * options_.iterations,
+                    .seconds = windows.mean_of_ranks.estimate().median,
+                    .wrong = options_.checks > 0 ? std::optional(wrong) : std::nullopt,
+                    .stop = windows.stop,
+                    .windows = windows.count,
+                    .slowest_rank = windows.slowest_rank.estimate()};
     line.algorithm_bandwidth = algorithm_bandwidth(line.size, line.seconds);
     line.bus_bandwidth = line.algorithm_bandwidth * bus_factor(line.collective, world_.size());
     print(result_text(line));
+    if (options_.precision) print(precision_text(line));
     lines_.push_back(line);
   }
 
-  /// From when the first timed iteration began to when the last was done, over their number.
-  [[nodiscard]] static double seconds_per_iteration(std::span<const CollectiveRecord> records) {
+  /// From when the first iteration of a window began to when the last was done, over their number.
+  [[nodiscard]] static double seconds_per_iteration(std::span<const CollectiveRecord> window) {
     double first = std::numeric_limits<double>::infinity();
     double last = 0.0;
-    int iterations = 0;
-    for (const CollectiveRecord& record : records) {
-      if (record.warmup != 0) continue;
+    for (const CollectiveRecord& record : window) {
       first = std::min(first, record.start_s);
       last = std::max(last, record.end_s);
-      ++iterations;
     }
-    return (last - first) / iterations;
+    return (last - first) / static_cast<double>(window.size());
   }
 
   ExitCode finish() {
@@ -274,8 +347,8 @@ class Bench {
                                                   .lines = lines_,
                                                   .summary = summary}));
       file_->set("check", options_.checks == 0 ? "off" : verified ? "passed" : "failed");
-      file_->set_status(verified ? RunStatus::complete : RunStatus::failed);
-      file_->flush();
+      file_->finish(verified ? RunStatus::complete : RunStatus::failed);
+      if (caretaker_) caretaker_->dismiss();
       return std::string();
     });
     print(fmt::format("# Wrote {}\n", options_.output));
@@ -289,7 +362,8 @@ class Bench {
   const std::vector<std::string>& arguments_;
   Collector collector_;
   std::string start_time_;
-  std::unique_ptr<TraceFile> file_;  ///< rank 0 only, like the next four
+  std::unique_ptr<TraceFile> file_;  ///< rank 0 only, like the next five
+  std::optional<Caretaker> caretaker_;
   std::vector<RankLine> rank_lines_;
   std::vector<ResultLine> lines_;
   std::int64_t failed_checks_ = 0;
@@ -299,14 +373,15 @@ class Bench {
 
 }  // namespace
 
-ExitCode run_collectives(CollectivesOptions options, World& world, Memory& memory,
+ExitCode run_collectives(CollectivesOptions options, const Surroundings& surroundings,
                          const std::vector<std::string>& arguments) {
+  const World& world = surroundings.world;
   if (options.algorithm == Algorithm::hierarchical) {
     std::vector<int> everyone(static_cast<std::size_t>(world.size()));
     std::iota(everyone.begin(), everyone.end(), 0);
     check_hierarchy(std::span(&everyone, 1), world.nodes());
   }
-  return Bench(std::move(options), world, memory, arguments).execute();
+  return Bench(std::move(options), surroundings, arguments).execute();
 }
 
 }  // namespace shardbench

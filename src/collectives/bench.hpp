@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "src/collectives/options.hpp"
-#include "src/device/buffer.hpp"
+#include "src/comm/surroundings.hpp"
 #include "src/errors.hpp"
 
 namespace shardbench {
@@ -13,7 +13,7 @@ namespace shardbench {
 /// Collective. Times and checks every collective, type, reduction and size that `options` ask for, prints the
 /// table at rank 0 and writes the HDF5 file. `arguments` is the command line, the program's name first.
 /// Returns check_failed when a result was wrong. Throws UsageError and AgreedError alike on every rank.
-ExitCode run_collectives(CollectivesOptions options, World& world, Memory& memory,
+ExitCode run_collectives(CollectivesOptions options, const Surroundings& surroundings,
                          const std::vector<std::string>& arguments);
 
 }  // namespace shardbench

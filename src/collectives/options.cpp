@@ -68,6 +68,9 @@ class Parser {
         ->capture_default_str();
     app_.add_option("--progress", progress_, list_of(progress_choices) + ": how pending collectives advance")
         ->capture_default_str();
+    app_.add_option("--stall-timeout", options_.stall_timeout_s, stall_timeout_help)
+        ->check(finite_range(0.0, 1e9))
+        ->capture_default_str();
     app_.add_option("--ranks-per-node", options_.ranks_per_node,
                     "node size, for hierarchical; default: what MPI says")
         ->check(CLI::Range(1, 1 << 24));
@@ -105,6 +108,12 @@ class Parser {
     app_.add_option("-n,--iters", options_.iterations, "timed iterations of each size")
         ->check(CLI::Range(1, 1 << 24))
         ->capture_default_str();
+    app_.add_option("--precision", options_.precision,
+                    "repeat windows of --iters until the 95 % interval of their median is this "
+                    "narrow, relative to it; such as 0.05");
+    budget_ =
+        app_.add_option("--budget", options_.budget_s, "with --precision: at most so many seconds a size")
+            ->capture_default_str();
     app_.add_option("-w,--warmup_iters", options_.warmup, "iterations of each size before them")
         ->check(CLI::Range(0, 1 << 24))
         ->capture_default_str();
@@ -131,6 +140,8 @@ class Parser {
     for (const CLI::Option* path : {output_, json_})
       if (path->count() > 0 && path->as<std::string>().empty())
         throw UsageError(fmt::format("{} is empty (an unset variable?); name a file", path->get_name()));
+    if (budget_->count() > 0 && !options_.precision)
+      throw UsageError("--budget limits what --precision repeats; add --precision, or leave it out");
     if (overwrite_) options_.existing_file = ExistingFile::overwrite;
     options_.algorithm = one_of(algorithm_choices, "--algorithm", algorithm_);
     options_.progress = one_of(progress_choices, "--progress", progress_);
@@ -171,6 +182,7 @@ class Parser {
   std::string reduction_ = "sum";
   std::string algorithm_ = "auto";
   std::string progress_ = "poll";
+  CLI::Option* budget_ = nullptr;
   CLI::Option* json_ = nullptr;
   CLI::Option* output_ = nullptr;
   bool help_ = false;
@@ -231,12 +243,15 @@ std::string options_json(const CollectivesOptions& o) {
       {"stepbytes", o.step_bytes.count()},
       {"stepfactor", o.step_factor},
       {"iters", o.iterations},
+      {"precision", o.precision ? nlohmann::ordered_json(*o.precision) : nlohmann::ordered_json(nullptr)},
+      {"budget", o.precision ? nlohmann::ordered_json(o.budget_s) : nlohmann::ordered_json(nullptr)},
       {"warmup_iters", o.warmup},
       {"check", o.checks},
       {"datatype", names_in(dtype_choices, o.dtypes)},
       {"op", names_in(reduction_choices, o.reductions)},
       {"algorithm", name_of(o.algorithm)},
       {"progress", name_in(progress_choices, o.progress)},
+      {"stall-timeout", o.stall_timeout_s},
       {"ranks-per-node",
        o.ranks_per_node ? nlohmann::ordered_json(*o.ranks_per_node) : nlohmann::ordered_json(nullptr)},
   };

@@ -8,6 +8,7 @@
 
 #include "src/comm/communicator.hpp"
 #include "src/comm/world.hpp"
+#include "src/supervise/supervisor.hpp"
 #include "src/trace/trace_file.hpp"
 #include "src/units.hpp"
 
@@ -20,6 +21,9 @@ struct CollectivesOptions {
   Bytes step_bytes{std::int64_t{1} << 20};
   std::int64_t step_factor = 1;  ///< counts from 2 on, and then instead of step_bytes
   int iterations = 20;
+  std::optional<double>
+      precision;           ///< relative width of the median's interval; empty: one window of iterations
+  double budget_s = 10.0;  ///< with precision: of each line
   int warmup = 1;
   int checks = 1;  ///< collectives whose result is checked, after the timed ones
   std::vector<DType> dtypes = {DType::fp32};
@@ -30,6 +34,7 @@ struct CollectivesOptions {
 
   Algorithm algorithm = Algorithm::automatic;
   Progress progress = Progress::poll;
+  double stall_timeout_s = default_stall_limit_s;
   std::optional<int> ranks_per_node;
   std::optional<int> ranks;
   std::string output;  ///< HDF5; empty: default_output()

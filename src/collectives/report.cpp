@@ -49,10 +49,14 @@ std::string preamble_text(const CollectivesOptions& options, const std::vector<R
   std::string text = fmt::format(
       "# Collective test starting: collectives\n"
       "# nThread 1 nGpus 1 minBytes {} maxBytes {} step: {}({}) warmup iters: {} iters: {} agg iters: 1 "
-      "validation: {} graph: 0\n#\n# Using devices\n",
+      "validation: {} graph: 0\n",
       options.min_bytes.count(), options.max_bytes.count(),
       by_factor ? options.step_factor : options.step_bytes.count(), by_factor ? "factor" : "bytes",
       options.warmup, options.iterations, options.checks);
+  if (options.precision)
+    text += fmt::format("# Windows of {} iterations until precision {} or budget {} s\n", options.iterations,
+                        *options.precision, options.budget_s);
+  text += "#\n# Using devices\n";
   for (const RankLine& r : ranks)
     text += fmt::format("#  Rank {:2} Group  0 Pid {:6} on {:>10} device {:2} [{}] cpu\n", r.rank, r.pid,
                         r.host, r.local_rank, r.affinity);
@@ -78,6 +82,16 @@ std::string result_text(const ResultLine& line) {
       line.count.count(), nccl_name(line.dtype), reduction_name(line), -1, "N/A", "N/A", "N/A", "N/A",
       number_text(1e6 * line.seconds, time_width), number_text(line.algorithm_bandwidth, bandwidth_width),
       number_text(line.bus_bandwidth, bandwidth_width), line.wrong ? std::to_string(*line.wrong) : "N/A");
+}
+
+std::string precision_text(const ResultLine& line) {
+  const MedianEstimate& slowest = line.slowest_rank;
+  const std::string interval = slowest.low
+                                   ? fmt::format("in [{:.5g}, {:.5g}], {:.3g} % wide", 1e6 * *slowest.low,
+                                                 1e6 * *slowest.high, 100.0 * *slowest.relative_width())
+                                   : "without an interval, which takes 6 windows";
+  return fmt::format("#   stop {}: {} windows; slowest rank {:.5g} us {}\n", name_of(line.stop), line.windows,
+                     1e6 * slowest.median, interval);
 }
 
 std::string summary_text(const Summary& summary) {
@@ -134,6 +148,8 @@ std::string json_text(const JsonReport& report) {
                                {"out_of_place", nullptr},
                                {"in_place", std::move(in_place)},
                                {"actual_iterations", line.iterations},
+                               {"windows", line.windows},
+                               {"stop", name_of(line.stop)},
                                {"experiment_name", name_of(line.collective)},
                                {"algorithm", name_of(line.algorithm)}});
   }

@@ -8,6 +8,7 @@
 
 #include "src/collectives/options.hpp"
 #include "src/collectives/sizes.hpp"
+#include "src/collectives/stop_rule.hpp"
 
 namespace shardbench {
 
@@ -28,11 +29,14 @@ struct ResultLine {
   Reduction reduction = Reduction::sum;  ///< an all-gather's column says none
   Bytes size;
   Elements count;
-  int iterations = 0;
-  double seconds = 0.0;               ///< of one iteration: mean over iterations and ranks
+  std::int64_t iterations = 0;        ///< timed ones, of all windows
+  double seconds = 0.0;               ///< of one iteration: mean over a window and ranks, median over windows
   double algorithm_bandwidth = 0.0;   ///< GB/s
   double bus_bandwidth = 0.0;         ///< GB/s
   std::optional<std::int64_t> wrong;  ///< elements over all ranks; empty where nothing was checked
+  Stop stop = Stop::iterations;
+  std::int64_t windows = 1;
+  MedianEstimate slowest_rank = {};  ///< seconds of one iteration, over windows
 };
 
 /// How a run came out.
@@ -46,6 +50,8 @@ double mean_bus_bandwidth(const std::vector<ResultLine>& lines);
 std::string preamble_text(const CollectivesOptions& options, const std::vector<RankLine>& ranks);
 std::string table_head(Collective collective, Algorithm algorithm);
 std::string result_text(const ResultLine& line);
+/// What is known of the line above it, and what ended it; for runs with --precision.
+std::string precision_text(const ResultLine& line);
 std::string summary_text(const Summary& summary);
 
 /// Right-aligned to at least `width`; with fewer decimals the larger the number is, so that it fits.

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "src/comm/communicator.hpp"
+#include "src/comm/vote.hpp"
+#include "src/supervise/activity.hpp"
 
 namespace shardbench {
 
@@ -22,7 +24,10 @@ struct Placement {
   int local_rank = 0;
   int local_size = 1;    ///< ranks on this host
   int allowed_cpus = 1;  ///< of this rank
-  int host_cpus = 1;     ///< that the ranks of this host may use together
+  /// Ranks that run under this kernel, and the CPUs that they may use together. Containers and network
+  /// namespaces look like hosts of their own but share the machine's cores.
+  int machine_ranks = 1;
+  int machine_cpus = 1;
   std::string affinity;  ///< CPU list, e.g. "0-3,8"
 };
 
@@ -75,6 +80,13 @@ class World {
   [[nodiscard]] virtual std::string library() const = 0;      ///< name and version of what carries messages
   [[nodiscard]] virtual std::string wait_policy() const = 0;  ///< how a rank waits for messages
 
+  /// A vote among all ranks. Collective.
+  virtual std::unique_ptr<Vote> vote() = 0;
+  /// What this rank is doing; whoever waits or computes keeps it up to date.
+  [[nodiscard]] virtual Activity& activity() const = 0;
+
+  /// Collective: the last messages, before this object is destroyed in order.
+  virtual void leave() = 0;
   /// Ends every rank of the job at once with this exit code.
   [[noreturn]] virtual void abort(int exit_code) = 0;
 };

@@ -16,8 +16,9 @@ Program prepare(const std::vector<std::string>& arguments) {
                             .algorithm = options.algorithm,
                             .ranks_per_node = options.ranks_per_node},
                   .ranks = options.ranks,
-                  .work = [=](World& world, Memory& memory) {
-                    return run_collectives(options, world, memory, arguments);
+                  .stall_timeout_s = options.stall_timeout_s,
+                  .work = [=](const Surroundings& surroundings) {
+                    return run_collectives(options, surroundings, arguments);
                   }};
   if (!parsed.help.empty()) {
     program.answer = [=] { return parsed.help; };
@@ -31,5 +32,5 @@ Program prepare(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv, argv + argc);
-  return run_program("collectives", [&] { return prepare(arguments); });
+  return run_program("collectives", arguments, prepare);
 }

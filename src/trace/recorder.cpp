@@ -5,6 +5,21 @@
 #include "src/errors.hpp"
 
 namespace shardbench {
+namespace {
+
+std::string_view waiting_for(Collective collective) {
+  switch (collective) {
+    case Collective::all_reduce:
+      return "waiting for all_reduce";
+    case Collective::reduce_scatter:
+      return "waiting for reduce_scatter";
+    case Collective::all_gather:
+      return "waiting for all_gather";
+  }
+  return "waiting";
+}
+
+}  // namespace
 
 std::string_view name_of(Phase phase) {
   constexpr std::array<std::string_view, 3> names = {"forward", "backward", "optimizer"};
@@ -46,6 +61,7 @@ Recorder::~Recorder() { tracker_.observe({}); }
 void Recorder::begin_step(int step, bool warmup) {
   step_ = StepRecord{.step = step, .warmup = warmup ? 1 : 0, .start_s = now()};
   totals_.clear();
+  world_.activity().enter(position("beginning", {}));
 }
 
 StepRecord& Recorder::end_step(std::int64_t tokens) {
@@ -80,6 +96,7 @@ Recorder::Interruption::~Interruption() {
 
 void Recorder::Span::open() {
   if (kind_ == EventKind::compute) recorder_.open_compute_ = this;
+  recorder_.world_.activity().enter(recorder_.position(name_of(kind_), subject_));
   start_s_ = recorder_.now();
 }
 
@@ -126,6 +143,24 @@ std::size_t Recorder::collective_issued(Subject subject, const CollectiveFacts& 
   in_flight_.emplace(next_id_, InFlightEvent{event, events_.size()});
   if (level_ == TraceLevel::events) events_.push_back(event);
   return next_id_++;
+}
+
+Position Recorder::position(std::string_view operation, Subject subject) const {
+  return {.operation = operation,
+          .phase = name_of(phase_),
+          .axis = {},
+          .group_size = 0,
+          .step = step_.step,
+          .layer = subject.layer};
+}
+
+void Recorder::collective_waited_for(std::size_t id) {
+  const Event& event = in_flight_.at(id).event;
+  Position at = position(waiting_for(event.facts.collective), event.subject);
+  at.phase = name_of(event.phase);
+  at.axis = name_of(event.facts.axis);
+  at.group_size = event.facts.group_size;
+  world_.activity().enter(at);
 }
 
 void Recorder::collective_done(std::size_t id, const CompletedWait& times) {

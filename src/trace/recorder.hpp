@@ -165,6 +165,8 @@ class Recorder {
     double start_s;  ///< of the collective
     double end_s;
   };
+  /// Compute stands still for that collective from now on.
+  void collective_waited_for(std::size_t id);
   void collective_done(std::size_t id, const CompletedWait& times);
 
   /// In a rehearsal every collective is waited for as soon as it is issued, so that compute and communication
@@ -188,6 +190,7 @@ class Recorder {
     std::size_t position = 0;  ///< in events_
   };
 
+  [[nodiscard]] Position position(std::string_view operation, Subject subject) const;
   void add(EventKind kind, double seconds);
   void add_exposed(const Event& event, double seconds);
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "src/comm/world.hpp"
 #include "src/trace/recorder.hpp"
@@ -75,6 +76,15 @@ struct CalibrationRow {
   double communication_alone_s = 0.0;
 };
 
+/// What ended the timed repetitions of a line of the program `collectives`.
+enum class Stop : std::int32_t {
+  iterations,  ///< their number was fixed
+  precision,   ///< the interval of the median was narrow enough
+  budget,      ///< the time was used up
+  rows         ///< so many repetitions that their rows would fill the memory
+};
+std::string_view name_of(Stop stop);
+
 /// One repetition of one line of the program `collectives` on one rank: a row of `collectives`.
 struct CollectiveRecord {
   std::int32_t line = 0;  ///< of the printed table, from 0
@@ -90,6 +100,8 @@ struct CollectiveRecord {
   double end_s = 0.0;
   std::int64_t sent_bytes = 0;  ///< -1 where the library does not tell
   std::int64_t wrong = -1;      ///< elements; -1 where the result was not checked
+  std::int32_t window = -1;     ///< of the timed ones, from 0; -1 for what is not timed
+  Stop stop = Stop::iterations;
 };
 
 }  // namespace shardbench

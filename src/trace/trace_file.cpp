@@ -28,6 +28,10 @@ namespace {
 // one stays where it is.
 constexpr hsize_t chunk_rows = 1024;
 
+// More than a flush adds to the file: a new chunk of each table (0.5 MB together, events have the largest
+// rows) and the index of chunks. Rows that fill whole chunks are written when they are appended.
+constexpr hsize_t flush_reserve = hsize_t{2} << 20;
+
 /// The reason, where the system gave one: HDF5 leaves errno as the failed system call set it.
 std::string system_reason() { return errno == 0 ? "refused by the HDF5 library" : std::strerror(errno); }
 
@@ -128,6 +132,8 @@ struct CollectiveFileRow {
   std::int32_t repetition, warmup;
   double start_s, end_s;
   std::int64_t sent_bytes, wrong;
+  std::int32_t window;
+  Text<10> stop;
 };
 struct CalibrationFileRow {
   Text<12> kind;
@@ -312,6 +318,8 @@ Id collectives_type() {
       .SHARDBENCH_COLUMN(R, end_s)
       .SHARDBENCH_COLUMN(R, sent_bytes)
       .SHARDBENCH_COLUMN(R, wrong)
+      .SHARDBENCH_COLUMN(R, window)
+      .SHARDBENCH_COLUMN(R, stop)
       .take();
 }
 
@@ -408,6 +416,22 @@ std::vector<FileRow> convert(std::span<const Row> rows, Convert convert_row) {
   return result;
 }
 
+/// Before the first file.
+void prepare_library() {
+  // At exit the library would try again to write what could not be written, and has crashed in doing so. (It
+  // answers with an error when it has been told before.)
+  H5dont_atexit();
+  check(H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr),
+        "H5Eset_auto2");  // one line of ours instead of HDF5's stack
+}
+
+/// Device and inode; zeros where there is no such file.
+using Identity = std::pair<dev_t, ino_t>;
+Identity identity_of(const std::string& path) {
+  struct stat status {};
+  return stat(path.c_str(), &status) == 0 ? Identity{status.st_dev, status.st_ino} : Identity{};
+}
+
 /// Whether the user has told HDF5 to do without file locks.
 bool locking_is_off() {
   const char* choice = std::getenv("HDF5_USE_FILE_LOCKING");
@@ -417,7 +441,7 @@ bool locking_is_off() {
 /// Creates or opens the file first with plain system calls: their reasons are clear, O_EXCL leaves no moment
 /// for a second run to slip in, and a file that another run is writing is refused before H5Fcreate truncates
 /// it.
-void probe_path(const std::string& path, ExistingFile existing) {
+void open_path(const std::string& path, ExistingFile existing) {
   struct stat status {};
   if (stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
     throw RunError(fmt::format("cannot write {}: it is not a regular file; choose another --output", path));
@@ -446,11 +470,17 @@ std::string_view name_of(RunStatus status) {
   return names[static_cast<std::size_t>(status)];
 }
 
+std::string_view name_of(Stop stop) {
+  constexpr std::array<std::string_view, 4> names = {"iterations", "precision", "budget", "rows"};
+  return names[static_cast<std::size_t>(stop)];
+}
+
 class TraceFile::Impl {
  public:
   Impl(const std::string& path, Tables tables)
       : path_(path),
         file_(create(path)),
+        identity_(identity_of(path)),
         ranks(file_.get(), "ranks", ranks_type()),
         clock(file_.get(), "clock", clock_type()),
         steps(file_.get(), "steps", steps_type()),
@@ -463,13 +493,17 @@ class TraceFile::Impl {
     if (tables == Tables::collectives) collectives.emplace(file_.get(), "collectives", collectives_type());
   }
 
+  /// Whether a write has failed.
+  [[nodiscard]] bool broken() const { return broken_; }
+
   /// Runs `work`; an error then says which file could not be written.
   template <class Work>
-  void guarded(Work work) const {
+  void guarded(Work work) {
     errno = 0;
     try {
       work();
     } catch (const RunError& error) {
+      broken_ = true;
       throw RunError(
           fmt::format("cannot write {}: {}; windows flushed before are kept", path_, error.what()));
     }
@@ -509,12 +543,50 @@ class TraceFile::Impl {
     set_text("checksums", checksums.json());
   }
 
-  void flush() { check(H5Fflush(file_.get(), H5F_SCOPE_GLOBAL), "H5Fflush"); }
+  void flush() {
+    reserve();
+    check(H5Fflush(file_.get(), H5F_SCOPE_GLOBAL), "H5Fflush");
+  }
+
+  void check_that_it_is_there() {
+    if (identity_of(path_) == identity_) return;
+    broken_ = true;
+    throw RunError(fmt::format(
+        "{} was removed or replaced while the run wrote to it, so its results are lost; leave the "
+        "output alone until the run has ended",
+        path_));
+  }
+
+  /// Network file systems tell of a full disk as late as here.
+  void sync() const {
+    const int file = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    const int result = file < 0 ? -1 : fsync(file);
+    const int error = errno;
+    if (file >= 0) close(file);
+    errno = error;
+    check(result, "fsync");
+  }
 
  private:
+  /// Takes from the file system what a flush may need, so that a full disk is noticed before the flush has
+  /// written the file's new length over the old one: such a file could not be opened any more. HDF5 cuts off
+  /// what is left over.
+  void reserve() {
+    haddr_t end = 0;
+    check(H5Fget_eoa(file_.get(), &end), "H5Fget_eoa");
+    void* handle = nullptr;
+    check(H5Fget_vfd_handle(file_.get(), H5P_DEFAULT, &handle), "H5Fget_vfd_handle");
+    const int file = *static_cast<const int*>(handle);
+    const auto target = static_cast<off_t>(end + flush_reserve);
+    errno = 0;
+    if (fallocate(file, 0, 0, target) == 0) return;
+    // Not every file system can reserve; all can at least say that a file may not grow so far.
+    if (errno == EOPNOTSUPP) errno = ftruncate(file, target) == 0 ? 0 : errno;
+    check(errno == 0 ? 0 : -1, "reserving space");
+  }
+
   static Id create(const std::string& path) {
-    check(H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr),
-          "H5Eset_auto2");  // one line of ours instead of HDF5's stack
+    prepare_library();
     errno = 0;
     const hid_t file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
     const int error = errno;
@@ -528,6 +600,8 @@ class TraceFile::Impl {
 
   std::string path_;
   Id file_;  // before the tables, which close first
+  Identity identity_;
+  bool broken_ = false;
 
  public:
   Table ranks, clock, steps, events, memory, memory_peak, ledger, tensors, calibration;
@@ -536,14 +610,18 @@ class TraceFile::Impl {
 };
 
 TraceFile::TraceFile(const std::string& path, ExistingFile existing, Tables tables) {
-  probe_path(path, existing);
+  open_path(path, existing);
   impl_ = std::make_unique<Impl>(path, tables);
   set("schema", "shardbench");
   set("schema_version", schema_version);
   set_status(RunStatus::running);
 }
 
-TraceFile::~TraceFile() = default;
+TraceFile::~TraceFile() {
+  // After a failed write, closing would write once more: parts of what had failed, over what had been flushed
+  // and is whole. The process is about to end, so the handles are left to it.
+  if (impl_ && impl_->broken()) static_cast<void>(impl_.release());
+}
 
 void TraceFile::set(const std::string& attribute, const std::string& value) {
   impl_->guarded([&] { impl_->set_text(attribute, value); });
@@ -554,6 +632,11 @@ void TraceFile::set(const std::string& attribute, const std::string& value) {
 void TraceFile::set(const std::string& attribute, std::int64_t value) {
   impl_->guarded([&] { impl_->set_attribute(attribute, H5T_NATIVE_INT64, &value); });
   impl_->checksums.set_attribute(attribute, fmt::format("{}", value));
+}
+
+void TraceFile::set(const std::string& attribute, double value) {
+  impl_->guarded([&] { impl_->set_attribute(attribute, H5T_NATIVE_DOUBLE, &value); });
+  impl_->checksums.set_attribute(attribute, fmt::format("{:.17g}", value));
 }
 
 void TraceFile::set_status(RunStatus status) {
@@ -709,13 +792,50 @@ void TraceFile::append(int rank, std::span<const CollectiveRecord> rows) {
                                    c.start_s,
                                    c.end_s,
                                    c.sent_bytes,
-                                   c.wrong};
+                                   c.wrong,
+                                   c.window,
+                                   Text<10>(name_of(c.stop))};
         }));
   });
 }
 
 void TraceFile::flush() {
   impl_->guarded([&] { impl_->flush(); });
+  impl_->check_that_it_is_there();
+}
+
+void TraceFile::finish(RunStatus status) {
+  set_status(status);
+  flush();
+  impl_->guarded([&] { impl_->sync(); });
+}
+
+void check_output(const std::string& path, ExistingFile existing) {
+  const bool existed = access(path.c_str(), F_OK) == 0;
+  open_path(path, existing);
+  if (!existed) unlink(path.c_str());
+}
+
+bool close_abandoned(const std::string& path, RunStatus status) {
+  prepare_library();
+  if (access(path.c_str(), F_OK) != 0) return true;
+  const hid_t opened = H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
+  if (opened < 0) return false;
+  const Id file(opened, H5Fclose, "H5Fopen");
+  if (H5Aexists(opened, "status") <= 0) return true;
+  const Id attribute(H5Aopen(opened, "status", H5P_DEFAULT), H5Aclose, "H5Aopen");
+  const Id type = text_type(H5T_VARIABLE);
+  char* present = nullptr;
+  check(H5Aread(attribute.get(), type.get(), &present), "H5Aread");
+  const bool is_running = present != nullptr && present == name_of(RunStatus::running);
+  check(H5free_memory(present), "H5free_memory");
+  if (!is_running) return true;
+  // Its writer may have died between the sums and the status that they vouch for.
+  if (H5Aexists(opened, "checksums") > 0) check(H5Adelete(opened, "checksums"), "H5Adelete");
+  const std::string text(name_of(status));
+  const char* const value = text.c_str();
+  check(H5Awrite(attribute.get(), type.get(), static_cast<const void*>(&value)), "H5Awrite");
+  return true;
 }
 
 std::string hdf5_version() {

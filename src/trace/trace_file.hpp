@@ -22,6 +22,13 @@ enum class ExistingFile { refuse, overwrite };
 /// Which tables a file has: those of a training run, or also `collectives`.
 enum class Tables { training, collectives };
 
+/// Throws what TraceFile's constructor would, but leaves nothing behind and an existing file as it is.
+void check_output(const std::string& path, ExistingFile existing);
+
+/// Gives the status to a file whose writer died while it said `running`; any other is left alone. False while
+/// another process has it open.
+bool close_abandoned(const std::string& path, RunStatus status);
+
 class TraceFile {
  public:
   /// Creates the file with every dataset empty and status `running`. Throws UsageError when it exists and may
@@ -33,9 +40,8 @@ class TraceFile {
 
   void set(const std::string& attribute, const std::string& value);
   void set(const std::string& attribute, std::int64_t value);
-  /// Any status but `running` ends the file: its checksums are written with it, and nothing may be set or
-  /// appended afterwards (but a worse status).
-  void set_status(RunStatus status);
+  void set(const std::string& attribute, int value) { set(attribute, std::int64_t{value}); }
+  void set(const std::string& attribute, double value);
   void set_config(const std::string& json);
 
   void append(std::span<const RankRow> rows);
@@ -50,11 +56,17 @@ class TraceFile {
   /// Only into a file made with Tables::collectives.
   void append(int rank, std::span<const CollectiveRecord> rows);
 
-  /// Everything appended so far survives the process's death.
+  /// Everything appended so far survives the process's death. Throws RunError when the file is no longer at
+  /// its path: what is written then is lost.
   void flush();
+  /// The last words: sets the status, with the checksums of all that was written, and has the system bring
+  /// the file to its disk. Nothing may be set or appended afterwards.
+  void finish(RunStatus status);
 
  private:
   class Impl;
+  void set_status(RunStatus status);
+
   std::unique_ptr<Impl> impl_;
 };
 

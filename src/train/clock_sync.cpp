@@ -44,4 +44,11 @@ std::vector<ClockRow> measure_clocks(World& world) {
   return rows;
 }
 
+TimerQuality measure_timers(World& world) {
+  if (world.simulated()) return {};  // its clock is exact and stands still while it is read
+  const TimerQuality own = measure_timer([&world] { return world.now(); });
+  return {.overhead_s = maximum(world.control(), own.overhead_s),
+          .resolution_s = maximum(world.control(), own.resolution_s)};
+}
+
 }  // namespace shardbench

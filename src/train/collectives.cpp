@@ -25,6 +25,7 @@ InFlight TracedCommunicator::start(Collective collective, BufferRef buffer, Subj
 }
 
 void InFlight::wait() {
+  recorder_->collective_waited_for(event_);
   const double begin = recorder_->now();
   pending_->wait();
   const double end = recorder_->now();

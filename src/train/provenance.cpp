@@ -98,6 +98,9 @@ void describe_run(TraceFile& file, const RunDescription& run) {
                      {"tied", d.head == Head::tied},
                      {"psi", parameter_count(d).count()}};
   config["wait_policy"] = world.wait_policy();
+  // Ranks leave it up to ceil(log2 N) message latencies apart; see barrier() in control.cpp.
+  config["window_barrier"] =
+      "dissemination over point-to-point messages, before the first step of a window only";
   config["threads_per_rank"] = thread_count(options, world.placement());
   config["environment"] = recorded_environment();
   file.set_config(config.dump());

@@ -36,7 +36,7 @@ Backing message_backing(const Options& options, Purpose purpose) {
 
 int thread_count(const Options& options, const Placement& placement) {
   if (options.threads > 0) return options.threads;
-  return std::max(1, placement.host_cpus / placement.local_size);
+  return std::max(1, placement.machine_cpus / placement.machine_ranks);
 }
 
 RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definition, World& world,

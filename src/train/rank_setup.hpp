@@ -58,7 +58,8 @@ class RankSetup {
   bool held_is_known_ = false;
 };
 
-/// OpenMP threads per rank: --threads, else the CPUs that the ranks of a host share out evenly, at least one.
+/// OpenMP threads per rank: --threads, else the CPUs that the ranks of a machine share out evenly, at least
+/// one.
 int thread_count(const Options& options, const Placement& placement);
 
 }  // namespace shardbench

@@ -12,9 +12,9 @@ void write_ranks(TraceFile* file, World& world, const RankSeat& seat) {
   const Placement p = world.placement();
   const nlohmann::json own = {{"host", p.host},
                               {"local_rank", p.local_rank},
-                              {"local_size", p.local_size},
+                              {"machine_ranks", p.machine_ranks},
                               {"allowed_cpus", p.allowed_cpus},
-                              {"host_cpus", p.host_cpus},
+                              {"machine_cpus", p.machine_cpus},
                               {"affinity", p.affinity},
                               {"pid", static_cast<int>(getpid())},
                               {"dp_index", seat.dp_index},
@@ -23,8 +23,8 @@ void write_ranks(TraceFile* file, World& world, const RankSeat& seat) {
   bool oversubscribed = false;
   Collector(world.control()).for_each_rank_json(own, [&](int rank, const nlohmann::json& json) {
     const int threads = json["threads"];
-    oversubscribed = oversubscribed || (!world.simulated() && json["local_size"].get<int>() * threads >
-                                                                  json["host_cpus"].get<int>());
+    oversubscribed = oversubscribed || (!world.simulated() && json["machine_ranks"].get<int>() * threads >
+                                                                  json["machine_cpus"].get<int>());
     const RankRow row{.rank = rank,
                       .dp_index = json["dp_index"],
                       .tp_index = json["tp_index"],
@@ -32,9 +32,7 @@ void write_ranks(TraceFile* file, World& world, const RankSeat& seat) {
                       .threads = threads,
                       .placement = {.host = json["host"],
                                     .local_rank = json["local_rank"],
-                                    .local_size = json["local_size"],
                                     .allowed_cpus = json["allowed_cpus"],
-                                    .host_cpus = json["host_cpus"],
                                     .affinity = json["affinity"]}};
     file->append(std::span<const RankRow>(&row, 1));
   });

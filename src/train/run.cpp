@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "src/trace/caretaker.hpp"
 #include "src/trace/process_memory.hpp"
 #include "src/trace/trace_file.hpp"
 #include "src/train/calibration.hpp"
@@ -37,34 +38,48 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
+/// How the steps ended.
+enum class Ending { all_steps, check_failed, interrupted };
+
 class Run {
  public:
-  Run(Options options, const ScenarioDefinition& definition, World& world, Memory& memory,
+  Run(Options options, const ScenarioDefinition& definition, const Surroundings& surroundings,
       const std::string& command_line)
       : options_(std::move(options)),
         definition_(definition),
-        world_(world),
-        memory_(memory),
-        file_(create_file(command_line)),
-        collector_(world.control()),
+        world_(surroundings.world),
+        memory_(surroundings.memory),
+        supervisor_(surroundings.supervisor),
+        collector_(world_.control()),
         process_before_(read_process_memory()),
-        setup_(options_, definition, world, memory, Purpose::run) {
+        setup_(check_output_path(options_), definition, world_, memory_, Purpose::run) {
     if (options_.check == Check::on) check_.emplace(setup_.context());
+    // Only now: what is refused, or does not fit into memory, shall not have replaced anyone's results.
+    create_file(command_line);
+    if (!world_.simulated()) vote_ = world_.vote();  // no signal reaches a simulated rank
   }
 
   ExitCode execute() {
+    doing("describing the run");
     const Mesh& mesh = setup_.context().mesh;
     write_ranks(file_.get(), world_,
                 {.dp_index = mesh.dp_index, .tp_index = mesh.tp_index, .threads = setup_.threads()});
     write_process_memory(-1, process_before_);
     write_clocks();
+    const TimerQuality timer = measure_timers(world_);
+    if (file_) {
+      file_->set("timer_overhead_s", timer.overhead_s);
+      file_->set("timer_resolution_s", timer.resolution_s);
+    }
     calibrate();
-    const bool verified = run_windows() && finish();
+    const Ending ending = run_windows();
+    doing("finishing");
+    if (ending == Ending::interrupted) return close_interrupted();
+    const bool verified = ending == Ending::all_steps && finish();
     if (file_) {
       file_->set("check", options_.check == Check::off ? "off" : verified ? "passed" : "failed");
       file_->set("steady", is_steady() ? 1 : 0);
-      file_->set_status(verified ? RunStatus::complete : RunStatus::failed);
-      file_->flush();
+      close_file(verified ? RunStatus::complete : RunStatus::failed);
       if (verified) print_summary();
     }
     return verified ? ExitCode::done : ExitCode::check_failed;
@@ -74,19 +89,47 @@ class Run {
   bool is_root() const { return world_.rank() == 0; }
   bool writes(TraceLevel level) const { return static_cast<int>(options_.trace) >= static_cast<int>(level); }
 
-  /// On rank 0 the file, elsewhere nothing; its failure is everyone's.
-  std::unique_ptr<TraceFile> create_file(const std::string& command_line) {
-    if (options_.output.empty()) options_.output = default_output(definition_.name, world_.size());
-    std::unique_ptr<TraceFile> file;
+  void doing(std::string_view operation) { world_.activity().enter(operation); }
+
+  /// Before anything takes time. Returns its argument, with the output's path in it.
+  const Options& check_output_path(Options& options) {
+    doing("setting up");
+    if (options.output.empty()) options.output = default_output(definition_.name, world_.size());
     agree_with_root(world_.control(), [&] {
-      file = std::make_unique<TraceFile>(options_.output, options_.existing_file);
-      describe_run(
-          *file,
-          {.scenario = definition_.name, .options = options_, .world = world_, .command_line = command_line});
-      file->flush();
+      check_output(options.output, options.existing_file);
       return std::string();
     });
-    return file;
+    return options;
+  }
+
+  /// On rank 0 the file and who takes care of it; its failure is everyone's.
+  void create_file(const std::string& command_line) {
+    agree_with_root(world_.control(), [&] {
+      file_ = std::make_unique<TraceFile>(options_.output, options_.existing_file);
+      if (!world_.simulated()) caretaker_.emplace(options_.output);
+      describe_run(
+          *file_,
+          {.scenario = definition_.name, .options = options_, .world = world_, .command_line = command_line});
+      file_->flush();
+      return std::string();
+    });
+    supervisor_.finishes_in_order();
+  }
+
+  void close_file(RunStatus status) {
+    file_->finish(status);
+    if (caretaker_) caretaker_->dismiss();
+  }
+
+  ExitCode close_interrupted() {
+    write_clocks();
+    if (writes(TraceLevel::steps)) write_memory_peaks();
+    if (file_) {
+      close_file(RunStatus::interrupted);
+      fmt::print(stderr, "{}: interrupted by {} after {} of {} steps, which are in {}\n", definition_.name,
+                 name_of_signal(stop_), steps_done_, options_.warmup + options_.steps, options_.output);
+    }
+    return ExitCode::run_failure;
   }
 
   void write_clocks() {
@@ -119,6 +162,7 @@ class Run {
   /// Times each layer's compute and communication alone, without changing parameters.
   void calibrate() {
     if (!writes(TraceLevel::events)) return;
+    doing("rehearsing");
     const double begin = world_.now();
     setup_.rehearse(0);
     setup_.recorder().clear();
@@ -143,8 +187,7 @@ class Run {
     if (file_) file_->append(std::span<const CalibrationRow>(slowest));
   }
 
-  /// False as soon as the check fails.
-  bool run_windows() {
+  Ending run_windows() {
     memory_.tracker().restart_peaks();
     setup_.recorder().note_memory_levels();
     if (file_) file_->flush();
@@ -153,20 +196,27 @@ class Run {
     while (step < all) {
       const int first = step;
       const int end = std::min(all, first == 0 ? options_.warmup + options_.window : first + options_.window);
+      doing("waiting for all ranks to begin a window");
       barrier(world_.control());
       bool agrees = true;
-      for (; step < end && agrees; ++step) {
+      for (; step < end && agrees && stop_ == 0; ++step) {
         const bool warmup = step < options_.warmup || (first > 0 && step == first);
+        if (vote_) vote_->cast(supervisor_.requests());
         setup_.step(step, warmup);
+        if (vote_) stop_ = vote_->outcome();
         if (check_) agrees = report(check_->compare_step(step, setup_.scenario()));
       }
+      steps_done_ = step;
+      if (stop_ != 0 && caretaker_) caretaker_->expect(RunStatus::interrupted);
+      doing("gathering the traces of a window");
       make_global(setup_.recorder().steps());
       flush_window();
       sample_process_memory(step - 1);
       if (file_) file_->flush();
-      if (!agrees) return false;
+      if (!agrees) return Ending::check_failed;
+      if (stop_ != 0 && step < all) return Ending::interrupted;
     }
-    return true;
+    return Ending::all_steps;
   }
 
   /// Turns this rank's loss sums and gradient squares into the job's loss and gradient norm.
@@ -323,11 +373,16 @@ class Run {
   const ScenarioDefinition& definition_;
   World& world_;
   Memory& memory_;
-  std::unique_ptr<TraceFile> file_;
+  Supervisor& supervisor_;
   Collector collector_;
   ProcessMemory process_before_;  ///< before anything is allocated
   RankSetup setup_;
   std::optional<ReferenceCheck> check_;
+  std::unique_ptr<TraceFile> file_;     ///< rank 0 only
+  std::optional<Caretaker> caretaker_;  ///< rank 0 only
+  std::unique_ptr<Vote> vote_;          ///< on stopping; null in a simulation
+  StopRequests stop_ = 0;               ///< what the ranks have agreed to stop for
+  int steps_done_ = 0;
   std::map<int, StepRecord> slowest_;
   double peak_ = 0.0;  ///< tracked bytes, largest over ranks
   double expected_peak_ = 0.0;
@@ -336,8 +391,9 @@ class Run {
 
 }  // namespace
 
-ExitCode run_scenario(Options options, const ScenarioDefinition& definition, World& world, Memory& memory,
+ExitCode run_scenario(Options options, const ScenarioDefinition& definition, const Surroundings& surroundings,
                       const std::string& command_line) {
+  World& world = surroundings.world;
   resolve_mesh(options, world.size());
   resolve_batch(options, options.dp);
   check_groups(options, world);
@@ -347,7 +403,7 @@ ExitCode run_scenario(Options options, const ScenarioDefinition& definition, Wor
         agree_with_root(world.control(), [&] { return read_calibration_file(options.calibration_file); });
     static_cast<void>(parse_calibration(options));
   }
-  return Run(std::move(options), definition, world, memory, command_line).execute();
+  return Run(std::move(options), definition, surroundings, command_line).execute();
 }
 
 }  // namespace shardbench

@@ -1,6 +1,7 @@
 // One run of a scenario from the empty file to the complete one.
 #pragma once
 
+#include "src/comm/surroundings.hpp"
 #include "src/errors.hpp"
 #include "src/scenario.hpp"
 
@@ -9,7 +10,7 @@ namespace shardbench {
 /// Collective over `world`. Creates the output file before the first step, runs warm-up and timed steps in
 /// windows, and finishes the file. Returns done or check_failed alike on every rank; throws UsageError alike
 /// on every rank, anything else where it happens.
-ExitCode run_scenario(Options options, const ScenarioDefinition& definition, World& world, Memory& memory,
+ExitCode run_scenario(Options options, const ScenarioDefinition& definition, const Surroundings& surroundings,
                       const std::string& command_line);
 
 }  // namespace shardbench

@@ -39,8 +39,10 @@ LEVELS = [
     ("src/units.hpp", 0),
     ("src/errors.hpp", 0),
     ("src/build_info.hpp", 0),
+    ("src/build_id", 0),
     ("src/command_line", 0),
     ("src/launch", 3),
+    ("src/supervise/", 0),
 ]
 
 

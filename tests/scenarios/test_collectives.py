@@ -18,6 +18,8 @@ import runs
 
 sys.path.insert(0, str(runs.ROOT / "analysis"))
 
+from shardbench import stats  # noqa: E402
+from shardbench.read import read_trace  # noqa: E402
 from shardbench.validate import file_violations  # noqa: E402
 
 RUN_TIME_FAILURE, USAGE, CHECK_FAILED = 1, 2, 3
@@ -217,6 +219,99 @@ def test_repetitions_of_a_line_run_one_after_another(tmp_path: Path) -> None:
         assert np.median(gaps) < 0.1 * np.median(timed["end_s"] - timed["start_s"])
 
 
+# --- windows until a precision or a budget is reached
+
+BELOW_A_LINE = re.compile(r"#   stop (\w+): (\d+) windows; slowest rank (\S+) us (?:in \[(\S+), (\S+)\], (\S+) % wide|without .*)")
+
+
+def reasons(stdout: str) -> list[tuple[str, int]]:
+    """What stands below each line of the table: what ended it, and after how many windows."""
+    return [(match[1], int(match[2])) for match in map(BELOW_A_LINE.fullmatch, stdout.splitlines()) if match]
+
+
+@pytest.mark.parametrize(("precision", "budget_s"), [(0.9, 10.0), (0.2, 1.0)])
+def test_windows_are_repeated_until_the_interval_is_narrow_enough(tmp_path: Path, precision: float, budget_s: float) -> None:
+    ranks, iterations = 3, 4
+    finished, trace = bench(ranks, f"-b 1K -e 64K -f 64 -n {iterations} -w 2 --precision {precision} --budget {budget_s}", tmp_path)
+    assert file_violations(trace.path) == []
+    lines, said = parse(finished.stdout), reasons(finished.stdout)
+    assert len(lines) == len(said) == 6
+    table = read_trace(trace.path).collectives
+    for index, (line, (stop, windows)) in enumerate(zip(lines, said, strict=True)):
+        rows = table[table["line"] == index]
+        assert set(rows["stop"]) == {stop}
+        assert len(rows) == ranks * (2 + windows * iterations + 1)
+        times = stats.window_times(rows)
+        assert len(times) == windows
+        # As the program decided after each window: stop as soon as the interval is narrow enough, and no sooner.
+        widths = [stats.relative_width(stats.estimate_median(times[:count])) for count in range(1, windows + 1)]
+        narrow = [width is not None and width <= precision for width in widths]
+        assert narrow == [False] * (windows - 1) + [stop == "precision"]
+        assert stop in ("precision", "budget")
+        assert (windows >= stats.MINIMUM_SAMPLES) or stop == "budget"
+        own = rows[rows["rank"] == 0]
+        timed = own[own["window"] >= 0]
+        if stop == "budget":  # on rank 0's clock, which also saw what lies between the windows
+            assert timed["end_s"].max() - timed["start_s"].min() > 0.5 * budget_s
+        # The column is the mean over ranks, as nccl-tests prints it; then the median over windows.
+        of_rank = rows[rows["window"] >= 0].groupby(["window", "rank"]).agg(first=("start_s", "min"), last=("end_s", "max"))
+        means = ((of_rank["last"] - of_rank["first"]) / iterations).groupby("window").mean()
+        assert line.time_us == pytest.approx(1e6 * means.median(), abs=0.051, rel=1e-4)
+
+
+def test_a_budget_ends_a_line_that_never_gets_precise(tmp_path: Path) -> None:
+    finished, trace = bench(2, "-b 4K -e 4K -n 1 --precision 1e-9 --budget 0.2", tmp_path)
+    assert [stop for stop, _ in reasons(finished.stdout)] == ["budget"] * 3
+    assert finished.seconds < 10
+    assert file_violations(trace.path) == []
+
+
+def test_one_window_may_use_up_the_budget(tmp_path: Path) -> None:
+    finished, trace = bench(2, "-b 4K -e 4K -n 3 --precision 0.05 --budget 1e-9", tmp_path)
+    assert reasons(finished.stdout) == [("budget", 1)] * 3
+    assert "without an interval" in finished.stdout
+    assert file_violations(trace.path) == []
+
+
+def test_more_rows_than_memory_shall_hold_end_a_line(tmp_path: Path) -> None:
+    finished, trace = bench(1, "-b 8 -e 8 -n 600000 -c 0 --collective all_gather --precision 1e-9 --budget 600", tmp_path)
+    assert reasons(finished.stdout) == [("rows", 1)]
+    assert set(trace["collectives"]["stop"]) == {"rows"}
+
+
+def test_without_a_precision_there_is_one_window_and_no_word_of_it(tmp_path: Path) -> None:
+    finished, trace = bench(2, "-b 4K -e 4K -n 3 -w 2", tmp_path)
+    rows = trace["collectives"]
+    assert set(rows["stop"]) == {"iterations"}
+    assert rows[(rows["rank"] == 1) & (rows["line"] == 0)]["window"].tolist() == [-1, -1, 0, 0, 0, -1]
+    assert "stop" not in finished.stdout
+    assert trace.config["options"]["precision"] is None
+
+
+def test_every_window_begins_after_the_one_before_it_on_every_rank(tmp_path: Path) -> None:
+    _, trace = bench(2, "-b 64K -e 64K -n 5 --collective all_reduce --precision 1e-9 --budget 0.1", tmp_path)
+    rows, offsets = trace["collectives"], {row["rank"]: row["offset_s"] for row in trace["clock"]}
+    uncertainty_s = trace["clock"]["uncertainty_s"].max()
+    for window in range(1, rows["window"].max() + 1):
+        before, now = rows[rows["window"] == window - 1], rows[rows["window"] == window]
+        ended_s = max(row["end_s"] - offsets[row["rank"]] for row in before)
+        assert all(row["start_s"] - offsets[row["rank"]] >= ended_s - 4 * uncertainty_s for row in now)
+
+
+def test_the_clock_is_measured(tmp_path: Path) -> None:
+    _, trace = bench(3, "-b 8 -e 8 -n 1", tmp_path)
+    assert 0 < trace.attributes["timer_overhead_s"] < 1e-3
+    assert 0 < trace.attributes["timer_resolution_s"] < 0.1
+
+
+def test_json_names_the_reason_to_stop(tmp_path: Path) -> None:
+    finished, _ = bench(2, f"-b 1K -e 1K -n 2 --precision 0.9 -J {tmp_path}/r.json", tmp_path)
+    results = json.loads((tmp_path / "r.json").read_text())["results"]
+    assert [(r["stop"], r["windows"], r["actual_iterations"]) for r in results] == [
+        (stop, windows, 2 * windows) for stop, windows in reasons(finished.stdout)]
+    assert len(results) == 3
+
+
 def test_json_repeats_the_table(tmp_path: Path) -> None:
     for name in ("r.json", "r.json.0", "r.json.1"):  # as nccl-tests, it never replaces one
         finished, trace = bench(2, f"-b 1K -e 4K -f 4 -n 2 -J {tmp_path}/r.json", tmp_path)
@@ -282,6 +377,7 @@ def refused(folder: Path, code: int, launch: Sequence[str], options: Sequence[st
     ("-n", ["--iters"]),
     ("--ranks 2", ["--ranks 2"]),
     ("--ranks-per-node 0", ["--ranks-per-node"]),
+    ("--budget 3", ["--budget", "--precision"]),
 ])
 def test_usage(tmp_path: Path, launch: str, options: str, said: list[str]) -> None:
     line = refused(tmp_path, USAGE, LAUNCHES[launch], options.split())

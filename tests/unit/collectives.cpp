@@ -94,6 +94,13 @@ TEST(CollectivesOptionList, HasTheDefaultsOfNcclTests) {
   EXPECT_EQ(o.dtypes, std::vector{DType::fp32});
   EXPECT_EQ(o.reductions, std::vector{Reduction::sum});
   EXPECT_EQ(o.collectives.size(), 3U);
+  EXPECT_FALSE(o.precision);
+}
+
+TEST(CollectivesOptionList, RepeatsUntilAPrecisionWhenAsked) {
+  EXPECT_EQ(options({"--precision", "0.05"}).precision, 0.05);
+  EXPECT_EQ(options({"--precision", "0.05"}).budget_s, 10.0);
+  EXPECT_EQ(options({"--precision", "0.05", "--budget", "2.5"}).budget_s, 2.5);
 }
 
 TEST(CollectivesOptionList, SweepsByFactorOrIncrement) {
@@ -144,6 +151,7 @@ TEST(CollectivesOptionList, RefusesInOneLineThatNamesTheOption) {
       {{"--itres", "3"}, "did you mean --iters"},
       {{"--output", ""}, "--output is empty"},
       {{"surplus"}, "surplus"},
+      {{"--budget", "5"}, "add --precision"},
   };
   for (const auto& [arguments, part] : cases) {
     const ParsedCollectivesOptions parsed = parse_collectives_options(arguments);
@@ -159,6 +167,66 @@ TEST(CollectivesOptionList, SaysWhatIsEffective) {
   EXPECT_EQ(json["datatype"], nlohmann::json({"bfloat16"}));
   EXPECT_EQ(json["op"], nlohmann::json({"avg"}));
   EXPECT_TRUE(json["ranks-per-node"].is_null());
+}
+
+// --- when to stop
+
+TEST(StopRuleOfCollectives, CountsInAsFarAsTheBinomialAllows) {
+  EXPECT_FALSE(interval_depth(1));
+  EXPECT_FALSE(interval_depth(5));
+  // Table A3 of Conover's book; from 100 on analysis/shardbench/stats.py in exact arithmetic.
+  for (const auto& [samples, depth] : std::vector<std::pair<std::int64_t, std::int64_t>>{{6, 1},
+                                                                                         {8, 1},
+                                                                                         {9, 2},
+                                                                                         {11, 2},
+                                                                                         {12, 3},
+                                                                                         {20, 6},
+                                                                                         {25, 8},
+                                                                                         {50, 18},
+                                                                                         {100, 40},
+                                                                                         {1000, 469},
+                                                                                         {1500, 712},
+                                                                                         {1600, 761},
+                                                                                         {1601, 761},
+                                                                                         {2000, 956},
+                                                                                         {5000, 2431},
+                                                                                         {20'000, 9861}})
+    EXPECT_EQ(interval_depth(samples), depth) << samples;
+}
+
+SortedSamples samples(const std::vector<double>& values) {
+  SortedSamples result;
+  for (const double value : values) result.add(value);
+  return result;
+}
+
+TEST(StopRuleOfCollectives, EstimatesTheMedianWithItsInterval) {
+  const MedianEstimate few = samples({5.0, 1.0, 3.0, 2.0}).estimate();
+  EXPECT_EQ(few.median, 2.5);
+  EXPECT_FALSE(few.low);
+  EXPECT_FALSE(few.relative_width());
+  const MedianEstimate nine = samples({9, 8, 7, 6, 5, 4, 3, 2, 1}).estimate();
+  EXPECT_EQ(nine.median, 5.0);
+  EXPECT_EQ(nine.low, 2.0);
+  EXPECT_EQ(nine.high, 8.0);
+  EXPECT_DOUBLE_EQ(nine.relative_width().value(), 6.0 / 5.0);
+  EXPECT_EQ(samples({0, 0, 0, 0, 0, 0}).estimate().relative_width(), 0.0);
+}
+
+TEST(StopRuleOfCollectives, StopsAtThePrecisionTheBudgetOrTheRows) {
+  const StopRule rule{.precision = 0.125, .budget_s = 2.0, .window_iterations = 20, .most_iterations = 200};
+  const std::vector<double> equal(5, 1.0);
+  EXPECT_EQ(reason_to_stop(rule, samples(equal), 1.9), std::nullopt);
+  EXPECT_EQ(reason_to_stop(rule, samples(equal), 2.0), Stop::budget) << "even without an interval";
+  EXPECT_EQ(reason_to_stop(rule, samples({1, 1, 1, 1, 1, 1.125}), 9.0), Stop::precision) << "just as wide";
+  EXPECT_EQ(reason_to_stop(rule, samples({1, 1, 1, 1, 1, 1.13}), 0.0), std::nullopt);
+  EXPECT_EQ(reason_to_stop(rule, samples({1, 1, 1, 1, 1, 1.13}), 2.0), Stop::budget);
+  EXPECT_EQ(reason_to_stop(rule, samples({1, 1, 2, 2, 2, 2, 2, 3, 3}), 0.0), std::nullopt);
+  EXPECT_EQ(reason_to_stop(rule, samples({1, 1, 2, 2, 2, 2, 2, 2, 3, 3}), 0.0), Stop::rows);
+}
+
+TEST(StopRuleOfCollectives, WithoutAPrecisionHasOneWindow) {
+  EXPECT_EQ(reason_to_stop({.precision = {}, .budget_s = 10.0}, samples({1.0}), 0.0), Stop::iterations);
 }
 
 // --- test values
@@ -307,6 +375,19 @@ TEST(CollectivesReport, HasThirteenColumns) {
             "0.25     N/A\n");
 }
 
+TEST(CollectivesReport, SaysBelowALineWhatEndedIt) {
+  ResultLine line;
+  line.stop = Stop::precision;
+  line.windows = 9;
+  line.slowest_rank = {.median = 12.5e-6, .low = 12e-6, .high = 12.5e-6};
+  EXPECT_EQ(precision_text(line),
+            "#   stop precision: 9 windows; slowest rank 12.5 us in [12, 12.5], 4 % wide\n");
+  line.stop = Stop::budget;
+  line.slowest_rank.low.reset();
+  EXPECT_EQ(precision_text(line),
+            "#   stop budget: 9 windows; slowest rank 12.5 us without an interval, which takes 6 windows\n");
+}
+
 TEST(CollectivesReport, WritesTheJsonOfNcclTests) {
   const ResultLine line{.collective = Collective::reduce_scatter,
                         .algorithm = Algorithm::direct,
@@ -331,6 +412,8 @@ TEST(CollectivesReport, WritesTheJsonOfNcclTests) {
   EXPECT_EQ(json["config"]["devices"][0]["hostname"], "h");
   const auto& result = json["results"][0];
   EXPECT_EQ(result["size"], 64);
+  EXPECT_EQ(result["stop"], "iterations");
+  EXPECT_EQ(result["windows"], 1);
   EXPECT_EQ(result["count"], 8);
   EXPECT_EQ(result["type"], "float");
   EXPECT_EQ(result["redop"], "sum");

@@ -28,10 +28,14 @@ class StillWorld final : public World {
   [[nodiscard]] bool simulated() const override { return false; }
   [[nodiscard]] std::string library() const override { return ""; }
   [[nodiscard]] std::string wait_policy() const override { return ""; }
+  std::unique_ptr<Vote> vote() override { return nullptr; }
+  [[nodiscard]] Activity& activity() const override { return activity_; }
+  void leave() override {}
   [[noreturn]] void abort(int /*exit_code*/) override { throw std::logic_error("aborted"); }
 
  private:
   double now_ = 100.0;
+  mutable Activity activity_;
   std::vector<int> nodes_ = {0};
 };
 

@@ -134,8 +134,8 @@ TEST_F(TraceFiles, TakeManyAppendsAndANewStatus) {
       file.append(window, events);
       file.flush();
     }
-    file.set_status(RunStatus::complete);
-    file.set_status(RunStatus::complete);
+    file.finish(RunStatus::complete);
+    file.finish(RunStatus::complete);
   }
   EXPECT_NE(contents(name).find("complete"), std::string::npos);
 }
@@ -148,7 +148,7 @@ TEST_F(TraceFiles, HaveChecksumsOnceTheyAreClosedInOrder) {
       file.set_config("{}");
       file.flush();
       EXPECT_EQ(contents(name).find("checksums"), std::string::npos);  // as a killed run leaves it
-      file.set_status(status);
+      file.finish(status);
     }
     EXPECT_NE(contents(name).find(R"("config": 2745614147)"), std::string::npos);  // zlib.crc32(b"{}")
   }
@@ -204,6 +204,35 @@ class FullDisk {
   rlimit before_{};
   void (*handler_)(int) = nullptr;
 };
+
+TEST_F(TraceFiles, ThatTheirWriterLeftRunningGetAStatus) {
+  const std::string name = path("abandoned.h5");
+  EXPECT_TRUE(close_abandoned(name, RunStatus::failed)) << "there is nothing to close";
+  TraceFile(name, ExistingFile::refuse).flush();
+  EXPECT_TRUE(close_abandoned(name, RunStatus::interrupted));
+  EXPECT_NE(contents(name).find("interrupted"), std::string::npos);
+  EXPECT_TRUE(close_abandoned(name, RunStatus::failed));
+  EXPECT_EQ(contents(name).find("failed"), std::string::npos) << "a status that is final stays";
+}
+
+TEST_F(TraceFiles, ThatCannotBeWrittenAreNotTouchedByAskingFirst) {
+  const std::string name = path("asked.h5");
+  check_output(name, ExistingFile::refuse);
+  EXPECT_FALSE(fs::exists(name));
+  write_text(name, "results of last week");
+  check_output(name, ExistingFile::overwrite);
+  EXPECT_EQ(contents(name), "results of last week");
+  EXPECT_THROW(check_output(name, ExistingFile::refuse), UsageError);
+  EXPECT_THROW(check_output(folder_.string(), ExistingFile::overwrite), RunError);
+}
+
+TEST_F(TraceFiles, ThatAreTakenAwayAreMissed) {
+  const std::string name = path("gone.h5");
+  TraceFile file(name, ExistingFile::refuse);
+  file.flush();
+  fs::remove(name);
+  EXPECT_THROW(file.flush(), RunError);
+}
 
 TEST_F(TraceFiles, OnAFullDiskNameThePath) {
   const std::string name = path("full.h5");

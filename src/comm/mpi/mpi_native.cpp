@@ -70,24 +70,28 @@ class BFloat16Operations {
   MPI_Op maximum_ = MPI_OP_NULL;
 };
 
+/// What operations in flight need, though the communicator that issued them may be gone.
+struct NativeGroup {
+  CommHandle comm;
+  BFloat16Operations bf16;
+};
+
 class NativeOperation final : public Operation {
  public:
-  NativeOperation(Collective collective, BufferRef buffer, Reduction reduction, MPI_Comm comm,
-                  const BFloat16Operations& bf16, int ranks)
+  NativeOperation(Collective collective, BufferRef buffer, Reduction reduction,
+                  std::shared_ptr<const NativeGroup> group)
       : collective_(collective),
         buffer_(std::move(buffer)),
         reduction_(reduction),
-        comm_(comm),
-        ranks_(ranks) {
+        group_(std::move(group)),
+        comm_(group_->comm.get()),
+        ranks_(group_->comm.size()),
+        rank_(group_->comm.rank()) {
     const bool is_bf16 = buffer_->dtype() == DType::bf16;
-    type_ = is_bf16 ? bf16.type() : MPI_FLOAT;
-    op_ = is_bf16 ? bf16.op(reduction)
+    type_ = is_bf16 ? group_->bf16.type() : MPI_FLOAT;
+    op_ = is_bf16 ? group_->bf16.op(reduction)
                   : select(reduction,
                            {.sum = MPI_SUM, .product = MPI_PROD, .minimum = MPI_MIN, .maximum = MPI_MAX});
-    if (collective == Collective::reduce_scatter) {
-      // In place, MPI puts the result at the buffer's start; ours belongs in this rank's block.
-      SHARDBENCH_MPI(MPI_Comm_rank(comm_, &rank_));
-    }
   }
 
  private:
@@ -121,6 +125,7 @@ class NativeOperation final : public Operation {
     std::int64_t first = 0;
     std::int64_t count = buffer_->elements().count();
     if (collective_ == Collective::reduce_scatter) {
+      // In place, MPI puts the result at the buffer's start; ours belongs in this rank's block.
       count /= ranks_;
       first = rank_ * count;
       const std::int64_t element = size_of(buffer_->dtype());
@@ -143,9 +148,10 @@ class NativeOperation final : public Operation {
   Collective collective_;
   BufferRef buffer_;
   Reduction reduction_;
+  std::shared_ptr<const NativeGroup> group_;
   MPI_Comm comm_;
   int ranks_;
-  int rank_ = 0;
+  int rank_;
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
   MPI_Op op_ = MPI_OP_NULL;
   MPI_Request request_ = MPI_REQUEST_NULL;
@@ -154,19 +160,18 @@ class NativeOperation final : public Operation {
 class NativeCommunicator final : public Communicator {
  public:
   NativeCommunicator(CommHandle comm, ProgressEngine& engine)
-      : comm_(std::move(comm)),
+      : group_(std::make_shared<const NativeGroup>(std::move(comm))),
         engine_(engine),
         queue_(engine.add_queue()),
-        rank_(comm_.rank()),
-        size_(comm_.size()) {}
+        rank_(group_->comm.rank()),
+        size_(group_->comm.size()) {}
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
 
   Pending start(Collective collective, BufferRef buffer, Reduction reduction) override {
     SHARDBENCH_ASSERT(collective == Collective::all_reduce || buffer->elements().count() % size_ == 0);
-    auto operation = std::make_shared<NativeOperation>(collective, std::move(buffer), reduction, comm_.get(),
-                                                       bf16_, size_);
+    auto operation = std::make_shared<NativeOperation>(collective, std::move(buffer), reduction, group_);
     engine_.submit(queue_, operation);
     return std::make_unique<EnginePending>(
         engine_, std::move(operation),
@@ -174,8 +179,7 @@ class NativeCommunicator final : public Communicator {
   }
 
  private:
-  CommHandle comm_;
-  BFloat16Operations bf16_;
+  std::shared_ptr<const NativeGroup> group_;
   ProgressEngine& engine_;
   ProgressEngine::QueueId queue_;
   int rank_;

@@ -43,6 +43,8 @@ class Platform {
 void check_supported(const WorldSettings& settings);
 /// Whether MPI_Init_thread's answer means nothing (SMPI always says single, and is).
 bool reports_no_thread_level();
+/// Which of the two files this is.
+bool is_simulation();
 /// Whether a launcher started this process together with others.
 bool started_by_launcher();
 /// Sets what the MPI library reads before MPI_Init.

@@ -9,6 +9,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <functional>
 #include <string_view>
 
 #include "src/comm/mpi/mpi_platform.hpp"
@@ -49,6 +51,43 @@ std::string cpu_list(const cpu_set_t& set) {
   return text;
 }
 
+/// Equal for processes under one kernel, whatever namespaces they live in.
+std::uint64_t machine_identity(const std::string& host) {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string text;
+  std::getline(file, text);
+  return std::hash<std::string>{}(text.empty() ? host : text);
+}
+
+std::string host_name() {
+  std::string host(256, '\0');
+  if (gethostname(host.data(), host.size() - 1) != 0)
+    throw RunError(fmt::format("gethostname failed: {}", std::strerror(errno)));
+  host.resize(std::strlen(host.c_str()));
+  return host;
+}
+
+/// Of the ranks on this rank's machine: how many, and which CPUs they may use together.
+struct Machine {
+  int ranks = 0;
+  cpu_set_t cpus{};
+};
+
+Machine find_machine(MPI_Comm world, const std::string& host, const cpu_set_t& allowed) {
+  int rank = 0;
+  SHARDBENCH_MPI(MPI_Comm_rank(world, &rank));
+  // A split by identity: colours are ints, so the hash is cut to 31 bits and a collision merely warns too
+  // much.
+  MPI_Comm together = MPI_COMM_NULL;
+  SHARDBENCH_MPI(
+      MPI_Comm_split(world, static_cast<int>(machine_identity(host) & 0x7FFFFFFFU), rank, &together));
+  const CommHandle group(together);
+  Machine machine;
+  machine.ranks = group.size();
+  SHARDBENCH_MPI(MPI_Allreduce(&allowed, &machine.cpus, sizeof allowed, MPI_BYTE, MPI_BOR, group.get()));
+  return machine;
+}
+
 class RealPlatform final : public Platform {
  public:
   explicit RealPlatform(MPI_Comm world) {
@@ -62,20 +101,17 @@ class RealPlatform final : public Platform {
     CPU_ZERO(&allowed);
     if (sched_getaffinity(0, sizeof allowed, &allowed) != 0)
       throw RunError(fmt::format("sched_getaffinity failed: {}", std::strerror(errno)));
-    cpu_set_t together;
-    SHARDBENCH_MPI(MPI_Allreduce(&allowed, &together, sizeof allowed, MPI_BYTE, MPI_BOR, node.get()));
+    const std::string host = host_name();
+    const Machine machine = find_machine(world, host, allowed);
 
-    std::string host(256, '\0');
-    if (gethostname(host.data(), host.size() - 1) != 0)
-      throw RunError(fmt::format("gethostname failed: {}", std::strerror(errno)));
-    host.resize(std::strlen(host.c_str()));
     placement_ = {.host = host,
                   .local_rank = node.rank(),
                   .local_size = node.size(),
                   .allowed_cpus = CPU_COUNT(&allowed),
-                  .host_cpus = CPU_COUNT(&together),
+                  .machine_ranks = machine.ranks,
+                  .machine_cpus = CPU_COUNT(&machine.cpus),
                   .affinity = cpu_list(allowed)};
-    policy_ = choose_policy(node.size(), CPU_COUNT(&together));
+    policy_ = choose_policy(machine.ranks, CPU_COUNT(&machine.cpus));
 
     int rank = 0;
     int ranks = 0;
@@ -135,6 +171,7 @@ class RealPlatform final : public Platform {
 void check_supported(const WorldSettings& /*settings*/) {}
 
 bool reports_no_thread_level() { return false; }
+bool is_simulation() { return false; }
 
 bool started_by_launcher() {
   for (const char* name : {"PMI_RANK", "PMI_FD", "PMIX_RANK"})

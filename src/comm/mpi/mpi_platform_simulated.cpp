@@ -87,7 +87,8 @@ class SimulatedPlatform final : public Platform {
             .local_rank = 0,
             .local_size = 1,
             .allowed_cpus = 1,
-            .host_cpus = 1,
+            .machine_ranks = 1,
+            .machine_cpus = 1,
             .affinity = ""};
   }
   [[nodiscard]] const std::vector<int>& nodes() const override { return nodes_; }
@@ -112,6 +113,7 @@ void check_supported(const WorldSettings& settings) {
 }
 
 bool reports_no_thread_level() { return true; }
+bool is_simulation() { return true; }
 bool started_by_launcher() { return true; }
 void prepare_environment() {}
 

@@ -84,10 +84,17 @@ class OutstandingRequests {
   std::set<std::vector<MPI_Request>*> sets_;
 };
 
+/// What everything that sends messages needs.
+struct Post {
+  Platform& platform;
+  OutstandingRequests& outstanding;
+  Activity& activity;
+};
+
 class MpiMessageSet final : public MessageSet {
  public:
-  MpiMessageSet(MPI_Comm comm, Platform& platform, OutstandingRequests& outstanding)
-      : comm_(comm), platform_(platform), outstanding_(outstanding) {
+  MpiMessageSet(MPI_Comm comm, const Post& post)
+      : comm_(comm), platform_(post.platform), outstanding_(post.outstanding), activity_(post.activity) {
     outstanding_.add(&requests_);
   }
   MpiMessageSet(const MpiMessageSet&) = delete;
@@ -108,7 +115,10 @@ class MpiMessageSet final : public MessageSet {
     // SMPI may finish the last request and still answer "not yet".
     const bool finished = done != 0 || std::all_of(requests_.begin(), requests_.end(),
                                                    [](MPI_Request r) { return r == MPI_REQUEST_NULL; });
-    if (finished) requests_.clear();
+    if (finished) {
+      requests_.clear();
+      activity_.progressed();
+    }
     return finished;
   }
 
@@ -116,36 +126,36 @@ class MpiMessageSet final : public MessageSet {
   MPI_Comm comm_;
   Platform& platform_;
   OutstandingRequests& outstanding_;
+  Activity& activity_;
   std::vector<MPI_Request> requests_;
 };
 
 class MpiTransport final : public Transport {
  public:
-  MpiTransport(CommHandle comm, Platform& platform, OutstandingRequests& outstanding)
-      : comm_(std::move(comm)),
-        platform_(platform),
-        outstanding_(outstanding),
-        rank_(comm_.rank()),
-        size_(comm_.size()) {}
+  MpiTransport(CommHandle comm, const Post& post)
+      : comm_(std::move(comm)), post_(post), rank_(comm_.rank()), size_(comm_.size()) {}
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
   std::unique_ptr<MessageSet> message_set() override {
-    return std::make_unique<MpiMessageSet>(comm_.get(), platform_, outstanding_);
+    return std::make_unique<MpiMessageSet>(comm_.get(), post_);
   }
 
  private:
   CommHandle comm_;
-  Platform& platform_;
-  OutstandingRequests& outstanding_;
+  Post post_;
   int rank_;
   int size_;
 };
 
 class MpiControlChannel final : public ControlChannel {
  public:
-  MpiControlChannel(CommHandle comm, Platform& platform)
-      : comm_(std::move(comm)), platform_(platform), rank_(comm_.rank()), size_(comm_.size()) {}
+  MpiControlChannel(CommHandle comm, Platform& platform, Activity& activity)
+      : comm_(std::move(comm)),
+        platform_(platform),
+        activity_(activity),
+        rank_(comm_.rank()),
+        size_(comm_.size()) {}
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
@@ -183,23 +193,25 @@ class MpiControlChannel final : public ControlChannel {
     for (int attempt = 0;; ++attempt) {
       int done = 0;
       SHARDBENCH_MPI(MPI_Test(&request, &done, MPI_STATUS_IGNORE));
-      if (done != 0 || request == MPI_REQUEST_NULL)
-        return;  // (SMPI may finish it and still answer "not yet")
+      if (done != 0 || request == MPI_REQUEST_NULL) break;  // (SMPI may finish it and still answer "not yet")
       platform_.pause(attempt, std::span(&outstanding, 1));
     }
+    activity_.progressed();
   }
 
   CommHandle comm_;
   Platform& platform_;
+  Activity& activity_;
   int rank_;
   int size_;
 };
 
 class MpiWorld final : public World {
  public:
-  MpiWorld(const WorldSettings& settings, Memory& memory)
+  MpiWorld(const WorldSettings& settings, Memory& memory, Activity& activity)
       : settings_(settings),
         memory_(memory),
+        activity_(activity),
         session_(settings),
         platform_(mpi::make_platform(MPI_COMM_WORLD)),
         engine_({.now = [this] { return now(); },
@@ -210,7 +222,7 @@ class MpiWorld final : public World {
                            platform_->simulated() ? outstanding_.list() : std::vector<MPI_Request*>{};
                        platform_->pause(attempt, outstanding);
                      }}),
-        control_(duplicate(MPI_COMM_WORLD), *platform_),
+        control_(duplicate(MPI_COMM_WORLD), *platform_, activity),
         nodes_(settings.ranks_per_node ? equal_nodes(control_.size(), *settings.ranks_per_node)
                                        : platform_->nodes()),
         start_(platform_->now()) {
@@ -228,8 +240,9 @@ class MpiWorld final : public World {
   }
   MpiWorld(const MpiWorld&) = delete;
   MpiWorld& operator=(const MpiWorld&) = delete;
-  ~MpiWorld() override {
-    if (std::uncaught_exceptions() > 0) return;
+  ~MpiWorld() override = default;
+
+  void leave() override {
     barrier(control_);
     // Between hosts MPI_Finalize may hang while a peer closes its connections (seen with UCX 1.13 over TCP
     // and four ranks); a quiet moment before everyone leaves avoids it.
@@ -253,6 +266,7 @@ class MpiWorld final : public World {
   }
 
   void poll() override {
+    activity_.progressed();
     if (settings_.progress == Progress::poll) engine_.advance();
   }
 
@@ -274,9 +288,14 @@ class MpiWorld final : public World {
       SHARDBENCH_ASSERT(node_size.has_value());  // check_hierarchy has seen every group
       choice.node_size = *node_size;
     }
-    return make_scheduled_communicator(
-        std::make_unique<MpiTransport>(std::move(comm), *platform_, outstanding_), engine_, memory_, choice);
+    return make_scheduled_communicator(std::make_unique<MpiTransport>(std::move(comm), post()), engine_,
+                                       memory_, choice);
   }
+
+  std::unique_ptr<Vote> vote() override {
+    return make_vote(std::make_unique<MpiTransport>(duplicate(MPI_COMM_WORLD), post()), engine_);
+  }
+  [[nodiscard]] Activity& activity() const override { return activity_; }
 
   [[nodiscard]] Placement placement() const override { return platform_->placement(); }
   [[nodiscard]] const std::vector<int>& nodes() const override { return nodes_; }
@@ -291,8 +310,11 @@ class MpiWorld final : public World {
   }
 
  private:
+  Post post() { return {.platform = *platform_, .outstanding = outstanding_, .activity = activity_}; }
+
   WorldSettings settings_;
   Memory& memory_;
+  Activity& activity_;
   MpiSession session_;
   std::unique_ptr<Platform> platform_;
   OutstandingRequests outstanding_;
@@ -316,10 +338,12 @@ std::string mpi_library_version() {
   return text;
 }
 
+bool is_simulation() { return mpi::is_simulation(); }
+
 bool started_by_launcher() { return mpi::started_by_launcher(); }
 
-std::unique_ptr<World> make_mpi_world(const WorldSettings& settings, Memory& memory) {
-  return std::make_unique<MpiWorld>(settings, memory);
+std::unique_ptr<World> make_mpi_world(const WorldSettings& settings, Memory& memory, Activity& activity) {
+  return std::make_unique<MpiWorld>(settings, memory, activity);
 }
 
 }  // namespace shardbench

@@ -8,9 +8,11 @@
 
 namespace shardbench {
 
-/// Initialises MPI and finalises it on destruction; once per rank. `memory` outlives the world.
+/// Initialises MPI and finalises it on destruction; once per rank. `memory` and `activity` outlive the world.
+std::unique_ptr<World> make_mpi_world(const WorldSettings& settings, Memory& memory, Activity& activity);
 
-std::unique_ptr<World> make_mpi_world(const WorldSettings& settings, Memory& memory);
+/// Whether this executable runs in a simulator, all ranks in one process.
+bool is_simulation();
 
 /// Whether this process is one of several that some launcher started together, as far as the environment
 /// tells.

@@ -107,6 +107,9 @@ class PlanWorld final : public World {
   [[nodiscard]] bool simulated() const override { return false; }
   [[nodiscard]] std::string library() const override { return "none (plan)"; }
   [[nodiscard]] std::string wait_policy() const override { return "none (plan)"; }
+  std::unique_ptr<Vote> vote() override { throw InternalError("a planned rank has nobody to vote with"); }
+  [[nodiscard]] Activity& activity() const override { return activity_; }
+  void leave() override {}
   void abort(int exit_code) override {
     throw InternalError(fmt::format("a plan aborted with code {}", exit_code));
   }
@@ -114,6 +117,7 @@ class PlanWorld final : public World {
  private:
   Algorithm algorithm_;
   Memory& memory_;
+  mutable Activity activity_;
   SilentChannel channel_;
   std::vector<int> nodes_;
 };
