@@ -82,7 +82,8 @@ def seal(path: Path) -> None:
     """Gives the file the checksums of what it holds now, as a run does when it ends."""
     with h5py.File(path, "a") as file:
         file.attrs.pop("checksums", None)
-        lines = b"".join(f"{name}\0{value}\0".encode() for name, value in sorted(file.attrs.items()))
+        texts = {n: format(v, ".17g") if isinstance(v, float) else str(v) for n, v in file.attrs.items()}
+        lines = "".join(f"{name}\0{text}\0" for name, text in sorted(texts.items())).encode()
         tables = {name: _table_sum(file[name][()]) for name in file if name != "config"}
         sums = {"attributes": crc32(lines), "config": crc32(file["config"][()]), "tables": tables}
         file.attrs.create("checksums", json.dumps(sums), dtype=h5py.string_dtype())

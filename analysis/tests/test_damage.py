@@ -57,7 +57,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     process = run_alone(["--steps", "30000", "-o", str(path)])
     try:
         deadline = time.monotonic() + 60
-        while not path.exists() or path.stat().st_size < 1 << 19:  # several windows
+        while not path.exists() or path.stat().st_size < 3 << 20:  # several windows, and room for a flush
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
     finally:
