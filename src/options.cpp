@@ -11,6 +11,7 @@
 #include "src/command_line.hpp"
 #include "src/errors.hpp"
 #include "src/model/initial_state.hpp"
+#include "src/option_parsing.hpp"
 #include "src/options_choices.hpp"
 
 namespace shardbench {
@@ -69,9 +70,7 @@ class Parser {
     if (families.contains(OptionFamily::gather_groups)) add_gather_groups();
     if (families.contains(OptionFamily::ordered_collectives)) add_ordered_collectives();
     if (families.contains(OptionFamily::buckets))
-      app_.add_option("--bucket-mb", options_.bucket_mb, "bucket cap, MiB of the reduce dtype")
-          ->check(CLI::Range(1, 1 << 20))
-          ->capture_default_str();
+      add_whole(app_, "--bucket-mb", options_.bucket_mb, {1, 1 << 20}, "bucket cap, MiB of the reduce dtype");
     if (families.contains(OptionFamily::parameter_gather))
       add_choice("--param-gather", options_.parameter_gather, parameter_gather_choices,
                  "parameters gathered after the update, or bucket by bucket under the next forward");
@@ -81,14 +80,10 @@ class Parser {
   }
 
   Options parse(std::vector<std::string> arguments) {
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes a vector from its back
-    try {
-      app_.parse(arguments);
-    } catch (const CLI::ParseError& error) {
-      throw UsageError(fmt::format("{}; see --help", error.what()));
-    }
+    parse_arguments(app_, std::move(arguments));
     if (help_) throw HelpRequested{app_.help()};
     for (const std::string& extra : app_.remaining()) refuse(extra);
+    refuse_repeated(app_);
     finish();
     return options_;
   }
@@ -107,56 +102,44 @@ class Parser {
     app_.add_option_function<std::string>(
             flags, [convert](const std::string& text) { convert(text); },
             fmt::format("{}: {}", list_of(choices), help))
+        ->type_name("CHOICE")
         ->default_str(name_in(choices, value));
   }
 
   void add_model() {
     app_.add_option("--model", options_.model, "preset: tiny 25m 124m 1b 7b 8b 70b 405b")
+        ->type_name("CHOICE")
         ->capture_default_str();
-    app_.add_option("--layers", layers_, "override: blocks");
-    app_.add_option("--hidden", hidden_, "override: width of the residual stream");
-    app_.add_option("--heads", heads_, "override: query heads");
-    app_.add_option("--kv-heads", kv_heads_, "override: key/value heads");
-    app_.add_option("--ffn", ffn_, "override: width of the feed-forward layer");
-    app_.add_option("--vocab", vocab_, "override: vocabulary size");
-    app_.add_option("--seq", seq_, "override: tokens per sequence");
+    add_whole(app_, "--layers", layers_, {1, 1 << 24}, "override: blocks");
+    add_whole(app_, "--hidden", hidden_, {1, 1 << 24}, "override: width of the residual stream");
+    add_whole(app_, "--heads", heads_, {1, 1 << 24}, "override: query heads");
+    add_whole(app_, "--kv-heads", kv_heads_, {1, 1 << 24}, "override: key/value heads");
+    add_whole(app_, "--ffn", ffn_, {1, 1 << 24}, "override: width of the feed-forward layer");
+    add_whole(app_, "--vocab", vocab_, {1, 1 << 24}, "override: vocabulary size");
+    add_whole(app_, "--seq", seq_, {1, 1 << 24}, "override: tokens per sequence");
     app_.add_flag("--tied", tied_, "override: the head is the embedding");
     app_.add_flag("--untied", untied_, "override: the head has a tensor of its own");
   }
 
   void add_training() {
-    const CLI::Range positive(std::int64_t{1}, sequence_limit - 1);
-    app_.add_option("--micro-batch", options_.micro_batch, "sequences per micro-batch and rank")
-        ->check(positive)
-        ->capture_default_str();
-    accum_ = app_.add_option("--grad-accum", options_.grad_accum, "micro-batches per optimizer step")
-                 ->check(positive)
-                 ->capture_default_str();
-    app_.add_option("--global-batch", options_.global_batch,
-                    "sequences per optimizer step; derives --grad-accum")
-        ->check(positive)
-        ->excludes(accum_);
-    app_.add_option("-n,--steps", options_.steps, "timed optimizer steps")
-        ->check(CLI::Range(1, static_cast<int>(step_limit)))
-        ->capture_default_str();
-    app_.add_option("-w,--warmup", options_.warmup, "warm-up optimizer steps")
-        ->check(CLI::Range(0, static_cast<int>(step_limit)))
-        ->capture_default_str();
-    app_.add_option("--window", options_.window,
-                    "steps that run back to back; from the second window on, the first counts as warm-up")
-        ->check(CLI::Range(1, static_cast<int>(step_limit)))
-        ->capture_default_str();
+    const WholeRange positive{1, sequence_limit - 1};
+    const WholeRange steps{1, step_limit};
+    add_whole(app_, "--micro-batch", options_.micro_batch, positive, "sequences per micro-batch and rank");
+    accum_ =
+        add_whole(app_, "--grad-accum", options_.grad_accum, positive, "micro-batches per optimizer step");
+    add_whole(app_, "--global-batch", options_.global_batch, positive,
+              "sequences per optimizer step; derives --grad-accum");
+    add_whole(app_, "-n,--steps", options_.steps, steps, "timed optimizer steps");
+    add_whole(app_, "-w,--warmup", options_.warmup, {0, step_limit}, "warm-up optimizer steps");
+    add_whole(app_, "--window", options_.window, steps,
+              "steps that run back to back; from the second window on, the first counts as warm-up");
     add_choice("--param-dtype", options_.param_dtype, dtype_choices,
                "storage of parameters and resting gradients");
     add_choice("--reduce-dtype", options_.reduce_dtype, dtype_choices, "gradients on the wire");
     app_.add_flag("--fp32-grad-accum", fp32_grad_accum_,
                   "accumulate gradients in fp32 beside the resting ones");
-    app_.add_option("--clip", options_.clip, "clip gradients to this global norm; 0 = off")
-        ->check(finite_range(0.0, 1e30))
-        ->capture_default_str();
-    app_.add_option("--seed", options_.seed, "of parameters and data, below 65536")
-        ->check(CLI::Range(std::int64_t{0}, seed_limit - 1))
-        ->capture_default_str();
+    add_real(app_, "--clip", options_.clip, {0.0, 1e30}, "clip gradients to this global norm; 0 = off");
+    add_whole(app_, "--seed", options_.seed, {0, seed_limit - 1}, "of parameters and data, below 65536");
     app_.add_flag("-c,--check", check_, "compare gradients and masters with an unsharded reference");
     add_choice("--recompute", options_.recompute, recompute_choices,
                "keep a block's activations, or only its input and run its forward again in backward");
@@ -165,14 +148,12 @@ class Parser {
   void add_compute() {
     add_choice("--compute", options_.compute, compute_choices,
                "a transformer step, or sleeps of the same length");
-    app_.add_option("--flops", options_.flops, "with timed: sustained FLOP/s to imitate")
-        ->check(finite_range(1.0, 1e30));
+    add_real(app_, "--flops", options_.flops, {1.0, 1e30}, "with timed: sustained FLOP/s to imitate");
     calibration_ = app_.add_option("--calibration", options_.calibration_file,
-                                   "with timed: seconds per layer kind (JSON)");
-    app_.add_option("--threads", options_.threads,
-                    "OpenMP threads per rank; 0 = allowed CPUs / ranks on the host")
-        ->check(CLI::Range(0, 4096))
-        ->capture_default_str();
+                                   "with timed: seconds per layer kind (JSON)")
+                       ->type_name("FILE");
+    add_whole(app_, "--threads", options_.threads, {0, 4096},
+              "OpenMP threads per rank; 0 = allowed CPUs / ranks on the host");
   }
 
   void add_gather_groups() {
@@ -180,26 +161,21 @@ class Parser {
     add_choice("--wrap", options_.wrap, wrap_choices, "gather groups; tied weights need root");
     wrap_ = app_.get_option("--wrap");
     add_choice("--reshard-after-forward", options_.reshard, reshard_choices, "groups freed after forward");
-    app_.add_option("--prefetch", prefetch_, "groups gathered ahead: F[,B]; 0 = off")->capture_default_str();
+    app_.add_option("--prefetch", prefetch_, "groups gathered ahead: F[,B]; 0 = off")
+        ->type_name("F[,B]")
+        ->capture_default_str();
   }
 
   void add_ordered_collectives() {
-    app_.add_option("--communicators", options_.communicators,
-                    "all-gathers and reduce-scatters in one order, or in two")
-        ->check(CLI::Range(1, 2))
-        ->capture_default_str();
+    add_whole(app_, "--communicators", options_.communicators, {1, 2},
+              "all-gathers and reduce-scatters in one order, or in two");
     add_choice("--rs-wait", options_.rs_wait, rs_wait_choices,
                "wait for a reduce-scatter before the next, or at the end");
   }
 
   void add_mesh() {
-    const CLI::Range size(-1, 1 << 24);
-    app_.add_option("--dp", options_.dp, "data-parallel ranks; -1 = derived")
-        ->check(size)
-        ->capture_default_str();
-    app_.add_option("--tp", options_.tp, "tensor-parallel ranks; -1 = derived")
-        ->check(size)
-        ->capture_default_str();
+    add_whole(app_, "--dp", options_.dp, {-1, 1 << 24}, "data-parallel ranks; -1 = derived");
+    add_whole(app_, "--tp", options_.tp, {-1, 1 << 24}, "tensor-parallel ranks; -1 = derived");
     app_.add_flag("--sequence-parallel", sequence_parallel_,
                   "cut the residual stream along the sequence between tensor-parallel regions");
   }
@@ -210,48 +186,41 @@ class Parser {
     add_choice("--progress", options_.progress, progress_choices, "how pending collectives advance");
     add_choice("--payload", options_.payload, payload_choices,
                "phantom: true sizes, no contents (with timed)");
-    app_.add_option("--backend", backend_, "mpi")->capture_default_str();
-    app_.add_option("--stall-timeout", options_.stall_timeout_s, stall_timeout_help)
-        ->check(finite_range(0.0, 1e9))
-        ->capture_default_str();
-    app_.add_option("--ranks-per-node", options_.ranks_per_node,
-                    "node size, for hierarchical; default: what MPI says, with --plan one node")
-        ->check(CLI::Range(1, 1 << 24));
-    app_.add_option("--ranks", options_.ranks, "the world size expected (or, with --plan, planned for)")
-        ->check(CLI::Range(1, 1 << 24));
+    app_.add_option("--backend", backend_, "mpi")->type_name("CHOICE")->capture_default_str();
+    add_real(app_, "--stall-timeout", options_.stall_timeout_s, {0.0, 1e9}, stall_timeout_help);
+    add_whole(app_, "--ranks-per-node", options_.ranks_per_node, {1, 1 << 24},
+              "node size, for hierarchical; default: what MPI says, with --plan one node");
+    add_whole(app_, "--ranks", options_.ranks, {1, 1 << 24},
+              "the world size expected (or, with --plan, planned for)");
   }
 
   void add_output() {
     add_choice("--trace", options_.trace, trace_choices, "how much is kept");
     app_.add_flag("--plan", options_.plan,
                   "print one step's events, ledger and memory as JSON; runs nothing");
-    rank_ =
-        app_.add_option("--rank", options_.plan_rank, "with --plan: whose")->check(CLI::Range(0, 1 << 24));
+    rank_ = add_whole(app_, "--rank", options_.plan_rank, {0, 1 << 24}, "with --plan: whose");
     output_ =
-        app_.add_option("-o,--output", options_.output, "HDF5 file; default <scenario>_n<N>_<time>_<job>.h5");
+        app_.add_option("-o,--output", options_.output, "HDF5 file; default <scenario>_n<N>_<time>_<job>.h5")
+            ->type_name("FILE");
     app_.add_flag("--overwrite", overwrite_, "replace an existing output file");
   }
 
   [[noreturn]] void refuse(const std::string& argument) {
     const std::string name = argument.substr(0, argument.find('='));
-    if (name.empty() || name[0] != '-')
-      throw UsageError(fmt::format("unexpected argument '{}': options start with --; see --help", argument));
     for (const auto& [option, scenarios] : options_elsewhere())
       if (option == name)
         throw UsageError(fmt::format("{} is not an option of {} (it belongs to {}); leave it out", name,
                                      options_.scenario, scenarios));
     if (std::find(reserved_options.begin(), reserved_options.end(), name) != reserved_options.end())
       unsupported(name, "the program without it");
-    std::vector<std::string> names;
-    for (const CLI::Option* option : app_.get_options())
-      for (const std::string& long_name : option->get_lnames()) names.push_back("--" + long_name);
-    throw UsageError(
-        fmt::format("unknown option {}: did you mean {}? see --help", name, nearest_name(name, names)));
+    refuse_unknown(app_, argument);
   }
 
   void finish() {
     finish_model();
     if (sequence_parallel_) options_.sequence_parallel = SequenceParallel::on;
+    if (options_.global_batch && accum_->count() > 0)
+      throw UsageError("--global-batch derives what --grad-accum sets; pass one of them");
     if (backend_ != "mpi")
       throw UsageError(fmt::format("--backend {} is not built in; use --backend mpi", backend_));
     if (overwrite_) options_.existing_file = ExistingFile::overwrite;
@@ -317,10 +286,11 @@ class Parser {
 
   void finish_prefetch() {
     const auto number = [&](const std::string& text) {
-      if (text.empty() || text.size() > 6 ||
-          !std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; }))
-        throw UsageError(fmt::format("--prefetch {} is not F or F,B with whole numbers from 0", prefetch_));
-      return std::stoi(text);
+      const std::optional<std::int64_t> groups = whole_number(text);
+      if (!groups || *groups < 0 || *groups > 999'999)
+        throw UsageError(
+            fmt::format("--prefetch '{}' is not F or F,B with whole numbers from 0 to 999999", prefetch_));
+      return static_cast<int>(*groups);
     };
     const std::size_t comma = prefetch_.find(',');
     options_.prefetch.forward = number(prefetch_.substr(0, comma));
@@ -367,7 +337,7 @@ ParsedOptions try_parse_options(const std::string& scenario, const std::set<Opti
   } catch (const HelpRequested& help) {
     parsed.help = help.text;
   } catch (const UsageError& error) {
-    parsed.error = error.what();
+    parsed.error = one_line(error.what());
   }
   return parsed;
 }

@@ -1,9 +1,6 @@
 // Options whose value is one of a few names, and those that the scenarios and `collectives` share.
 #pragma once
 
-#include <fmt/format.h>
-
-#include <CLI/CLI.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,17 +24,6 @@ inline const Choices<Progress> progress_choices = {
 
 inline constexpr const char* stall_timeout_help =
     "seconds without any progress after which a rank ends the job and says where it stood; 0 = never";
-
-/// CLI::Range lets NaN pass, which is neither below nor above anything.
-inline CLI::Validator finite_range(double low, double high) {
-  return {[low, high](std::string& text) {
-            double value = 0.0;
-            const bool inside = CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
-            return inside ? std::string()
-                          : fmt::format("Value {} not in range {:g} to {:g}", text, low, high);
-          },
-          fmt::format("in [{:g}, {:g}]", low, high)};
-}
 
 template <class T>
 std::string name_in(const Choices<T>& choices, T value) {

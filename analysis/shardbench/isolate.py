@@ -47,6 +47,8 @@ def run_isolated(work: Callable[[], Iterable[bytes | memoryview]], limits: Limit
         IsolatedFailure: the process was killed by a signal, exceeded a limit, or raised.
     """
     receiver, sender = os.pipe()
+    # An interrupt waits until there is a handler for what it must clean up.
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     with warnings.catch_warnings():
         # Newer Pythons warn that other threads' locks stay locked in the child. It takes none of theirs:
         # numpy's and h5py's libraries reset their own at a fork.
@@ -57,6 +59,7 @@ def run_isolated(work: Callable[[], Iterable[bytes | memoryview]], limits: Limit
     reaped = False
     try:
         os.close(sender)
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         try:
             parts = _receive(receiver, limits)
         except EOFError:
@@ -80,6 +83,7 @@ def _deliver(
         faulthandler.disable()  # a crash is the parent's to report
         for interruption in (signal.SIGINT, signal.SIGTERM):
             signal.signal(interruption, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         os.close(receiver)
         # glibc reports a damaged heap on stderr.
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -76,6 +76,8 @@ OPTIONAL_TABLES: Mapping[str, Mapping[str, Kind]] = {
 }
 """Tables that only some programs write; read as empty where they are absent."""
 
+ALL_TABLES: Mapping[str, Mapping[str, Kind]] = {**TABLES, **OPTIONAL_TABLES}
+
 
 @dataclass(frozen=True)
 class Attributes:
@@ -268,10 +270,12 @@ def _plain(value: Any) -> str | int | float | None:
 def _layout(dtype: np.dtype[Any]) -> dict[str, Any]:
     """A compound type as np.dtype takes it, of JSON's types."""
     names = list(dtype.names or ())
+    fields = dtype.fields
+    assert fields is not None  # of a compound type
     return {
         "names": names,
         "formats": [dtype[name].str for name in names],
-        "offsets": [int((dtype.fields or {})[name][1]) for name in names],
+        "offsets": [int(fields[name][1]) for name in names],
         "itemsize": dtype.itemsize,
     }
 
@@ -281,7 +285,8 @@ def _checksum_problems(facts: Mapping[str, Any], tables: Mapping[str, np.ndarray
     attributes = dict(facts["attributes"])
     stored = attributes.pop("checksums", None)
     if stored is None:
-        if attributes["status"] != "running":
+        # A run that was killed could not vouch for its file, which is incomplete anyhow.
+        if attributes["status"] == "complete":
             yield "no root attribute 'checksums': damaged, or written by an older version; repeat the run"
         return
     try:
@@ -314,7 +319,7 @@ def _table_sum(rows: np.ndarray[Any, Any]) -> int:
     layout = _layout(rows.dtype)
     columns = zip(layout["names"], layout["formats"], layout["offsets"])
     lines = [f"{name} {kind} {offset}\n" for name, kind, offset in columns]
-    return crc32(rows.view(np.uint8), crc32(_bytes("".join([*lines, f"{layout['itemsize']}\n"]))))
+    return crc32(rows.view(np.uint8).data, crc32(_bytes("".join([*lines, f"{layout['itemsize']}\n"]))))
 
 
 def _bytes(text: str) -> bytes:
@@ -332,7 +337,7 @@ def _trace(path: Path, facts: Mapping[str, Any], tables: dict[str, np.ndarray[An
         frames = {
             # Popped, so that only one table at a time is there twice.
             name: _table(tables.pop(name), columns) if name in tables else pd.DataFrame(columns=list(columns))
-            for name, columns in (TABLES | OPTIONAL_TABLES).items()
+            for name, columns in ALL_TABLES.items()
         }
     except ValueError as error:  # text that is not UTF-8
         raise TraceError(path, [_unreadable(error)]) from error
@@ -403,7 +408,7 @@ def _table_problems(dataset: Any, table: str, file_size: int) -> Iterator[str]:
     if shape is None or len(shape) != 1 or row.names is None:
         yield f"dataset '{table}' must be a one-dimensional compound table"
         return
-    for column, kind in (TABLES | OPTIONAL_TABLES)[table].items():
+    for column, kind in ALL_TABLES[table].items():
         if column not in row.names:
             yield f"dataset '{table}' has no field '{column}'"
         elif not _holds(row[column], kind):

@@ -1,15 +1,18 @@
 """Writes a directory's summary: a text table for the terminal and one self-contained HTML page."""
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from shardbench import __version__, plot
 from shardbench.narrate import integrity_sentences, study_sentences
 from shardbench.read import SCHEMA_VERSION
 from shardbench.stats import Estimate
+from shardbench.stragglers import Bounded, Unknown
 from shardbench.summary import Directory, Launch, Point, Series, Study, warnings
 from shardbench.units import MILLISECONDS, bytes_text, number, percent
 
@@ -47,8 +50,48 @@ HEADINGS = (
 )
 
 
-NUMERIC = ("N", "launches", "step ms", "95 % interval", "tokens/s", "exposed ms (share)", "peak memory/rank")
+NUMERIC = (
+    *("N", "launches", "step ms", "95 % interval", "tokens/s", "exposed ms (share)", "peak memory/rank"),
+    *("exposed ms", "for late ranks ms", "transfer ms", "hidden fraction"),
+)
 """The headings of right-aligned columns."""
+
+
+@dataclass(frozen=True)
+class WaitRow:
+    """What one point's exposed communication consists of, in the order of `WAIT_HEADINGS`."""
+
+    scenario: str
+    size: str
+    exposed_ms: str
+    straggler_ms: str
+    transfer_ms: str
+    late: str
+    hidden: str
+
+
+WAIT_HEADINGS = (
+    "scenario",
+    "N",
+    "exposed ms",
+    "for late ranks ms",
+    "transfer ms",
+    "waited for most, ms a step",
+    "hidden fraction",
+)
+WAIT_NOTES = (
+    "Of the launch with the median step time; each number is a median over timed steps. The exposed wait is "
+    "that of the rank that waits longest in a step. A collective cannot end before its last member asks for "
+    "it: what is waited until then is for late ranks, the rest is transfer. Clocks are compared by round trips; "
+    "where their uncertainty exceeds the effect, the cell says so.",
+    "Hidden fraction: (compute alone + communication alone − step) / the smaller of the two. 1: the shorter "
+    "one vanished behind the longer one; 0: one after the other; below 0: both at once slowed them down. The "
+    "alone times come from a rehearsal. What the rehearsal lacks counts as it was in the step: the optimizer "
+    "and other parts as compute, that phase's waits as communication.",
+    "Over shared memory (all ranks on one host) overlap is not measurable: the cores that copy the messages "
+    "are those that compute, so what seems hidden is only moved around.",
+)
+"""What the columns mean: waits, the hidden fraction, and where it cannot be measured."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +142,10 @@ def text_report(found: Directory) -> str:
     blocks = [
         f"{study.title}\n{_text_table([HEADINGS, *map(_cells, _rows(study))])}" for study in found.studies
     ]
+    for study in found.studies:
+        if rows := _wait_rows(study):
+            cells = [WAIT_HEADINGS, *map(dataclasses.astuple, rows)]
+            blocks.append(f"What ranks waited for ({study.title})\n{_text_table(cells)}")
     if any(launch.attributes.oversubscribed for launch in found.launches):
         blocks.append("* oversubscribed: more threads than CPUs")
     if found.excluded:
@@ -122,6 +169,7 @@ def html_report(found: Directory) -> str:
             "title": study.title,
             "sentences": study_sentences(study),
             "rows": _rows(study),
+            "wait_rows": [dataclasses.astuple(row) for row in _wait_rows(study)],
             "figures": _figures(study),
             "scaling": _scaling_texts(study),
         }
@@ -136,6 +184,8 @@ def html_report(found: Directory) -> str:
         warnings=warnings(found.launches),
         studies=studies,
         headings=HEADINGS,
+        wait_headings=WAIT_HEADINGS,
+        wait_notes=WAIT_NOTES,
         numeric=NUMERIC,
         excluded=found.excluded,
         common_provenance=common,
@@ -171,6 +221,45 @@ def _row(series: Series, point: Point) -> Row:
         check=point.check,
         is_oversubscribed=point.is_oversubscribed,
     )
+
+
+def _wait_rows(study: Study) -> list[WaitRow]:
+    """A row for each point with more than one rank."""
+    return [_wait_row(series, point) for series in study.series for point in series.points if point.size > 1]
+
+
+def _wait_row(series: Series, point: Point) -> WaitRow:
+    launch = point.typical
+    if isinstance(launch.waits, Unknown):
+        straggler = transfer = late = launch.waits.reason
+    else:
+        straggler, transfer = _bounded_ms(launch.waits.straggler), _bounded_ms(launch.waits.transfer)
+        rank = launch.waits.late_rank
+        late = "nobody" if rank is None else f"rank {rank}: {_bounded_ms(launch.waits.late)}"
+    return WaitRow(
+        scenario=series.label,
+        size=f"{point.size}{'*' if point.is_oversubscribed else ''}",
+        exposed_ms=number(float(np.median(launch.exposed_s)) * MILLISECONDS),
+        straggler_ms=straggler,
+        transfer_ms=transfer,
+        late=late,
+        hidden=_hidden(launch),
+    )
+
+
+def _bounded_ms(bounded: Bounded) -> str:
+    if not bounded.is_resolved:
+        return f"below ± {number(bounded.uncertainty_s * MILLISECONDS, 2)} (clocks)"
+    return number(bounded.seconds * MILLISECONDS, 3)
+
+
+def _hidden(launch: Launch) -> str:
+    """Clipped to [-1, 1] for display: beyond, noise of short alone times is all that there is to see."""
+    if launch.shares_memory:
+        return "not measurable (one host)"
+    if isinstance(launch.overlap, Unknown):
+        return launch.overlap.reason
+    return f"{min(1.0, max(-1.0, launch.overlap.hidden_fraction)):.2f}"
 
 
 def _interval_ms(estimate: Estimate) -> str:

@@ -16,15 +16,20 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shardbench import stats
+from shardbench.overlap import Overlap, overlap
 from shardbench.read import Attributes, Config, Trace, TraceError, read_trace
 from shardbench.stats import Estimate
-from shardbench.units import exact, plural
+from shardbench.stragglers import Unknown, Waits, split_waits
+from shardbench.units import MILLISECONDS, exact, number, percent, plural
 from shardbench.validate import ledger_mismatches
 
 SCENARIOS = ("ddp", "zero1", "zero2", "zero3", "mesh2d")
 """The order in which scenarios are listed: from nothing sharded to everything."""
 
 STATIC_CATEGORIES = ("parameters", "gradients", "optimizer")
+
+STRAGGLER_SHARE = 0.05
+"""The part of a step from which on waiting for one rank is worth a warning."""
 
 NOT_CONFIGURATION = {
     # what N is, or follows from it
@@ -85,11 +90,18 @@ class Launch:
     parts_s: Mapping[str, float]
     ledger: Ledger
     peak: Peak | None
+    waits: Waits | Unknown
+    overlap: Overlap | Unknown
 
     @property
     def size(self) -> int:
         """N, the number of ranks."""
         return self.attributes.world_size
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether several ranks communicate by copying memory only, which says nothing about overlap."""
+        return self.size > 1 and len(self.hosts) == 1 and not self.attributes.simulated
 
     @property
     def is_strong(self) -> bool:
@@ -288,7 +300,16 @@ def reduce_trace(trace: Trace, name: str) -> Launch:
         parts_s={part: float(parts[part].median()) for part in stats.PARTS},
         ledger=_ledger(trace.ledger),
         peak=_peak(trace.memory_peak),
+        waits=split_waits(trace.ranks, trace.clock, trace.steps, trace.events),
+        overlap=_overlap(trace),
     )
+
+
+def _overlap(trace: Trace) -> Overlap | Unknown:
+    layers = trace.config.model.get("layers")
+    if not isinstance(layers, int):
+        return Unknown("number of layers not recorded")
+    return overlap(trace.calibration, trace.steps, trace.events, layers)
 
 
 def _ledger(table: pd.DataFrame) -> Ledger:
@@ -428,6 +449,7 @@ def warnings(launches: Sequence[Launch]) -> list[str]:
     return [
         *_oversubscription(launches),
         *_unsteady(launches),
+        *_stragglers(launches),
         *_shared_memory(launches),
         *_failed_checks(launches),
         *_several_commits(launches),
@@ -455,12 +477,28 @@ def _unsteady(launches: Sequence[Launch]) -> Iterator[str]:
         )
 
 
+def _stragglers(launches: Sequence[Launch]) -> Iterator[str]:
+    """Names the rank that others wait for, the worst run first."""
+    found = []
+    for launch in launches:
+        waits = launch.waits
+        if isinstance(waits, Unknown) or waits.late_rank is None or not waits.late.is_resolved:
+            continue
+        share = waits.late.seconds / float(np.median(launch.step_s))
+        if share > STRAGGLER_SHARE:
+            late = f"rank {waits.late_rank} is waited for: {number(waits.late.seconds * MILLISECONDS, 3)} ms"
+            found.append((share, f"{launch.name}: {late} a step ({percent(share)})"))
+    if found:
+        worst = [text for _, text in sorted(found, key=lambda item: -item[0])]
+        more = f"; and {len(worst) - 3} more" if len(worst) > 3 else ""
+        yield (
+            f"Ranks wait for a straggler for more than {percent(STRAGGLER_SHARE)} of the step in "
+            f"{plural(len(worst), 'run')}. {'; '.join(worst[:3])}{more}."
+        )
+
+
 def _shared_memory(launches: Sequence[Launch]) -> Iterator[str]:
-    shared = [
-        launch.name
-        for launch in launches
-        if launch.size > 1 and len(launch.hosts) == 1 and not launch.attributes.simulated
-    ]
+    shared = [launch.name for launch in launches if launch.shares_memory]
     if shared:
         yield (
             f"{plural(len(shared), 'run')} with all ranks on one host: messages are copies in shared "

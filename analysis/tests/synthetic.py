@@ -82,7 +82,8 @@ def seal(path: Path) -> None:
     """Gives the file the checksums of what it holds now, as a run does when it ends."""
     with h5py.File(path, "a") as file:
         file.attrs.pop("checksums", None)
-        lines = b"".join(f"{name}\0{value}\0".encode() for name, value in sorted(file.attrs.items()))
+        texts = {n: format(v, ".17g") if isinstance(v, float) else str(v) for n, v in file.attrs.items()}
+        lines = "".join(f"{name}\0{text}\0" for name, text in sorted(texts.items())).encode()
         tables = {name: _table_sum(file[name][()]) for name in file if name != "config"}
         sums = {"attributes": crc32(lines), "config": crc32(file["config"][()]), "tables": tables}
         file.attrs.create("checksums", json.dumps(sums), dtype=h5py.string_dtype())
@@ -225,26 +226,28 @@ def _steps(durations: Sequence[float], warmup: int, size: int, tp: int) -> list[
 
 
 def _events(durations: Sequence[float], size: int) -> list[dict[str, Any]]:
-    """In each step two gathers one after the other, each waited for, then computed with."""
+    """In each step a gather that is waited for, and one that hides behind compute."""
     rows = []
     for rank in range(size):
         start_s = 0.0
         for step, duration_s in enumerate(durations):
             quarter = duration_s / 4
             lanes = [
-                ("all_gather", "comm", 0.0, quarter),
-                ("wait", "compute", 0.0, quarter),
-                ("compute", "compute", quarter, 2 * quarter),
-                ("all_gather", "comm", quarter, 2 * quarter),
-                ("compute", "compute", 2 * quarter, 4 * quarter),
+                (0, "all_gather", "comm", 0.0, quarter),
+                (0, "wait", "compute", 0.0, quarter),
+                (0, "compute", "compute", quarter, 2 * quarter),
+                (1, "all_gather", "comm", quarter, 2 * quarter),
+                (1, "compute", "compute", 2 * quarter, 4 * quarter),
             ]
-            for layer, (kind, stream, begin, end) in enumerate(lanes):
+            # (layer, kind, stream, begin, end); a wait repeats its collective's layer.
+            for layer, kind, stream, begin, end in lanes:
                 rows.append(
                     dict(
                         rank=rank, step=step, micro=0, layer=layer, bucket=-1, phase="forward", kind=kind,
                         stream=stream, axis="dp", algorithm="ring", dtype="bf16", group_size=size,
                         elements=PSI, bytes=2 * PSI, sent_bytes=PSI, issue_s=start_s + begin,
-                        start_s=start_s + begin, end_s=start_s + end, wait_s=0.0,
+                        start_s=start_s + begin, end_s=start_s + end,
+                        wait_s=(start_s + end) - (start_s + begin) if layer == 0 else 0.0,
                     )  # fmt: skip
                 )
             start_s += duration_s

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import shardbench
 from shardbench.cli import main
 from synthetic import Synthetic, synthetic
 
@@ -45,8 +46,11 @@ def test_table_and_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == str(tmp_path / "report.html")
     rows = [line.split() for line in lines if line.startswith("zero3")]
-    assert [row[1] for row in rows] == ["1", "2", "4", "16", "128"]
+    assert [row[1] for row in rows] == ["1", "2", "4", "16", "128", "2", "4", "16", "128"]
     assert lines[4].split("  ")[0] == "zero3"
+    waited = next(line for line in lines if re.match(r"zero3 +2  +2.500 ", line))
+    for cell in ("below ± 0.0020 (clocks)", "2.50", "nobody", "not measurable (one host)"):
+        assert f"  {cell}" in waited
     one = next(line for line in lines if re.match(r"zero3 +1 ", line))
     for cell in ("10.00", "10.00 – 10.00", "3,200", "2.500 (25.0 %)", "≤ 24.20 kB", "ok", "passed"):
         assert cell in one
@@ -115,6 +119,47 @@ def test_exclusions_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "* oversubscribed" in out
     assert "<h2>Left out</h2>" in page
     assert "more threads than CPUs" in page
+
+
+def test_hidden_fraction_is_printed_only_where_it_can_be_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compute alone 3 + 1.5 (optimizer and other), communication alone 2, step 5 ms: 0.75 of 2 is hidden."""
+    one_host, two_hosts, simulated = (synthetic(step_s=[0.005] * 6, launch=i) for i in range(3))
+    two_hosts.row("ranks", rank=1)["host"] = "node2"
+    two_hosts.config["options"]["seed"] = 2
+    simulated.attributes["simulated"] = 1
+    for run in (one_host, two_hosts, simulated):
+        run.tables["calibration"] = [
+            dict(kind="embedding", layer=0, direction="forward", compute_alone_s=0.001,
+                 communication_alone_s=0.0005),
+            dict(kind="block", layer=1, direction="forward", compute_alone_s=0.002,
+                 communication_alone_s=0.0015),
+        ]  # fmt: skip
+    write(tmp_path, one_host, two_hosts, simulated)
+    page = page_of(tmp_path)
+    cells = [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()]
+    assert cells.count("0.75") == 2
+    assert cells.count("not measurable (one host)") == 1
+    assert page.count(">0.75</td>") == 2
+    assert page.count(">not measurable (one host)</td>") == 1
+    assert "Over shared memory (all ranks on one host) overlap is not measurable" in page
+
+
+def test_waits_below_the_clocks_uncertainty_are_not_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = synthetic(step_s=[0.01] * 6)
+    for row in run.tables["clock"]:
+        row["uncertainty_s"] = 0.0 if row["rank"] == 0 else 0.001
+    steps = synthetic(step_s=[0.01] * 6, options={"trace": "steps", "seed": 3}, launch=1)
+    steps.tables["events"] = []
+    write(tmp_path, run, steps)
+    page = page_of(tmp_path)
+    told = capsys.readouterr().out
+    assert "below ± 1.0 (clocks)" in told
+    assert "not recorded" in told
+    assert "below ± 1.0 (clocks)" in page
 
 
 def test_exact_peak_is_written_at_the_bar(tmp_path: Path) -> None:
@@ -230,6 +275,7 @@ def test_output_does_not_depend_on_locale_or_encoding(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     command = [sys.executable, "-m", "shardbench", "report", str(tmp_path), "-o", str(tmp_path / "c.html")]
     environment = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PATH": "", "HOME": str(tmp_path)}
+    environment["PYTHONPATH"] = str(Path(shardbench.__file__).parents[1])  # this package, not an installed one
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "c.html").read_text(encoding="utf-8") == page

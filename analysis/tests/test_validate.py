@@ -151,7 +151,7 @@ def test_event_times(run: Synthetic, tmp_path: Path, break_it: Callable[[dict], 
 
 def test_negative_event_time(run: Synthetic, tmp_path: Path) -> None:
     run.row("events", rank=0, step=0, kind="wait")["issue_s"] = -0.5
-    assert "wait of rank 0, step 0, layer 1: issue_s = -0.5 s" in only(run, tmp_path)
+    assert "wait of rank 0, step 0, layer 0: issue_s = -0.5 s" in only(run, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["wait", "compute"])
@@ -170,7 +170,7 @@ def test_overlap_with_an_event_before_the_previous_one(run: Synthetic, tmp_path:
 
 def test_overlap_on_comm_with_one_communicator(run: Synthetic, tmp_path: Path) -> None:
     run.row("events", rank=0, step=0, kind="all_gather", layer=0)["end_s"] += 1e-6
-    assert "stream comm with 1 communicator: all_gather of rank 0, step 0, layer 3" in only(run, tmp_path)
+    assert "stream comm with 1 communicator: all_gather of rank 0, step 0, layer 1" in only(run, tmp_path)
     run.config["options"]["communicators"] = 2
     assert violations(run, tmp_path) == []
 

@@ -57,6 +57,7 @@ class Bench {
       : options_(std::move(options)),
         world_(surroundings.world),
         memory_(surroundings.memory),
+        supervisor_(surroundings.supervisor),
         arguments_(arguments),
         collector_(world_.control()),
         start_time_(local_time()) {
@@ -65,7 +66,7 @@ class Bench {
     std::vector<int> everyone(static_cast<std::size_t>(world_.size()));
     std::iota(everyone.begin(), everyone.end(), 0);
     communicator_ = world_.communicator(everyone);
-    surroundings.supervisor.finishes_in_order();
+    supervisor_.finishes_in_order();
   }
 
   ExitCode execute() {
@@ -75,6 +76,7 @@ class Bench {
     gather_rank_lines();
     print(preamble_text(options_, rank_lines_));
     for (const Collective collective : options_.collectives) {
+      if (stop_ != 0) break;
       print(table_head(collective, options_.algorithm));
       for (const DType dtype : options_.dtypes)
         for (const Reduction reduction : options_.reductions) {
@@ -82,8 +84,9 @@ class Bench {
           if (collective == Collective::all_gather) break;  // it reduces nothing
         }
     }
+    world_.activity().enter("finishing");
     write_clocks();
-    return finish();
+    return stop_ != 0 ? close_interrupted() : finish();
   }
 
  private:
@@ -166,8 +169,27 @@ class Bench {
   }
 
   void sweep(const Subject& subject) {
-    for (std::optional<Bytes> size = options_.min_bytes; size; size = options_.size_after(*size))
+    for (std::optional<Bytes> size = options_.min_bytes; size && stop_ == 0;
+         size = options_.size_after(*size)) {
+      world_.activity().enter(
+          {.operation = name_of(subject.collective), .axis = "world", .group_size = world_.size()});
       measure(subject, *size);
+      // A signal may have come to one rank only; a number without its lower bits still says that there was
+      // one.
+      stop_ = static_cast<StopRequests>(maximum(world_.control(), supervisor_.requests()));
+      if (stop_ != 0 && caretaker_) caretaker_->expect(RunStatus::interrupted);
+    }
+  }
+
+  /// The lines so far are whole.
+  ExitCode close_interrupted() {
+    if (file_) {
+      file_->finish(RunStatus::interrupted);
+      if (caretaker_) caretaker_->dismiss();
+      fmt::print(stderr, "collectives: interrupted by {} after {} lines, which are in {}\n",
+                 name_of_signal(stop_), line_, options_.output);
+    }
+    return ExitCode::run_failure;
   }
 
   void measure(const Subject& subject, Bytes requested) {
@@ -359,6 +381,8 @@ class Bench {
   CollectivesOptions options_;
   World& world_;
   Memory& memory_;
+  Supervisor& supervisor_;
+  StopRequests stop_ = 0;  ///< what the ranks have agreed to stop for
   const std::vector<std::string>& arguments_;
   Collector collector_;
   std::string start_time_;

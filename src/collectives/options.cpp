@@ -4,11 +4,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdlib>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "src/command_line.hpp"
 #include "src/errors.hpp"
+#include "src/option_parsing.hpp"
 #include "src/options_choices.hpp"
 
 namespace shardbench {
@@ -61,79 +62,65 @@ class Parser {
     app_.add_flag("--version", options_.show_version, "versions of shardbench and its libraries, then exit");
     app_.add_option("--collective", collectives_,
                     fmt::format("which, comma-separated: {}", list_of(collective_choices, ",")))
+        ->type_name("LIST")
         ->capture_default_str();
     add_sweep();
     app_.add_option("--algorithm", algorithm_,
                     list_of(algorithm_choices) + ": our schedules, or the library's collectives")
+        ->type_name("CHOICE")
         ->capture_default_str();
     app_.add_option("--progress", progress_, list_of(progress_choices) + ": how pending collectives advance")
+        ->type_name("CHOICE")
         ->capture_default_str();
-    app_.add_option("--stall-timeout", options_.stall_timeout_s, stall_timeout_help)
-        ->check(finite_range(0.0, 1e9))
-        ->capture_default_str();
-    app_.add_option("--ranks-per-node", options_.ranks_per_node,
-                    "node size, for hierarchical; default: what MPI says")
-        ->check(CLI::Range(1, 1 << 24));
-    app_.add_option("--ranks", options_.ranks, "the world size expected")->check(CLI::Range(1, 1 << 24));
+    add_real(app_, "--stall-timeout", options_.stall_timeout_s, {0.0, 1e9}, stall_timeout_help);
+    add_whole(app_, "--ranks-per-node", options_.ranks_per_node, {1, 1 << 24},
+              "node size, for hierarchical; default: what MPI says");
+    add_whole(app_, "--ranks", options_.ranks, {1, 1 << 24}, "the world size expected");
     json_ = app_.add_option("-J,--output_file", options_.json_file,
-                            "JSON file, besides; an existing one is kept and the name gets a number");
+                            "JSON file, besides; an existing one is kept and the name gets a number")
+                ->type_name("FILE");
     output_ =
-        app_.add_option("--output", options_.output, "HDF5 file; default collectives_n<N>_<time>_<job>.h5");
+        app_.add_option("--output", options_.output, "HDF5 file; default collectives_n<N>_<time>_<job>.h5")
+            ->type_name("FILE");
     app_.add_flag("--overwrite", overwrite_, "replace an existing HDF5 file");
   }
 
   CollectivesOptions parse(std::vector<std::string> arguments, std::string& help) {
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes a vector from its back
-    try {
-      app_.parse(arguments);
-    } catch (const CLI::ParseError& error) {
-      throw UsageError(fmt::format("{}; see --help", error.what()));
-    }
+    parse_arguments(app_, std::move(arguments));
     if (help_) help = app_.help();
-    for (const std::string& extra : app_.remaining()) refuse(extra);
+    for (const std::string& extra : app_.remaining()) refuse_unknown(app_, extra);
+    refuse_repeated(app_);
     finish();
     return options_;
   }
 
  private:
   void add_sweep() {
-    app_.add_option("-b,--minbytes", min_, "smallest size; suffixes K, M, G are powers of 1024")
+    const auto add_size = [this](const std::string& flags, std::string& text, const std::string& help) {
+      app_.add_option(flags, text, help)->type_name("SIZE")->default_str(text);
+    };
+    add_size("-b,--minbytes", min_, "smallest size; suffixes K, M, G are powers of 1024: 1.5M, 1e9");
+    add_size("-e,--maxbytes", max_, "largest size");
+    add_size("-i,--stepbytes", step_, "increment between sizes");
+    add_whole(app_, "-f,--stepfactor", options_.step_factor, {0, std::int64_t{1} << 40},
+              "factor between sizes, instead of an increment; 1 = off");
+    add_whole(app_, "-n,--iters", options_.iterations, {1, 1 << 24},
+              "timed iterations of each size or window");
+    add_real(app_, "--precision", options_.precision, {1e-9, 1.0},
+             "repeat windows of --iters until the 95 % interval of their median is this narrow, relative to "
+             "the median; such as 0.05");
+    budget_ = add_real(app_, "--budget", options_.budget_s, {1e-9, 1e6},
+                       "with --precision: at most so many seconds a size");
+    add_whole(app_, "-w,--warmup_iters", options_.warmup, {0, 1 << 24},
+              "iterations of each size before them");
+    add_whole(app_, "-c,--check", options_.checks, {0, 1 << 24},
+              "iterations of each size whose result is checked; 0 = off");
+    app_.add_option("-d,--datatype", dtype_, list_of(dtype_choices) + "|all")
+        ->type_name("CHOICE")
         ->capture_default_str();
-    app_.add_option("-e,--maxbytes", max_, "largest size")->capture_default_str();
-    app_.add_option("-i,--stepbytes", step_, "increment between sizes")->capture_default_str();
-    app_.add_option("-f,--stepfactor", options_.step_factor,
-                    "factor between sizes, instead of an increment; 1 = off")
-        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))
-        ->capture_default_str();
-    app_.add_option("-n,--iters", options_.iterations, "timed iterations of each size")
-        ->check(CLI::Range(1, 1 << 24))
-        ->capture_default_str();
-    app_.add_option("--precision", options_.precision,
-                    "repeat windows of --iters until the 95 % interval of their median is this "
-                    "narrow, relative to it; such as 0.05");
-    budget_ =
-        app_.add_option("--budget", options_.budget_s, "with --precision: at most so many seconds a size")
-            ->capture_default_str();
-    app_.add_option("-w,--warmup_iters", options_.warmup, "iterations of each size before them")
-        ->check(CLI::Range(0, 1 << 24))
-        ->capture_default_str();
-    app_.add_option("-c,--check", options_.checks, "iterations of each size whose result is checked; 0 = off")
-        ->check(CLI::Range(0, 1 << 24))
-        ->capture_default_str();
-    app_.add_option("-d,--datatype", dtype_, list_of(dtype_choices) + "|all")->capture_default_str();
     app_.add_option("-o,--op", reduction_, list_of(reduction_choices) + "|all: the reduction")
+        ->type_name("CHOICE")
         ->capture_default_str();
-  }
-
-  [[noreturn]] void refuse(const std::string& argument) {
-    const std::string name = argument.substr(0, argument.find('='));
-    if (name.empty() || name[0] != '-')
-      throw UsageError(fmt::format("unexpected argument '{}': options start with -; see --help", argument));
-    std::vector<std::string> names;
-    for (const CLI::Option* option : app_.get_options())
-      for (const std::string& long_name : option->get_lnames()) names.push_back("--" + long_name);
-    throw UsageError(
-        fmt::format("unknown option {}: did you mean {}? see --help", name, nearest_name(name, names)));
   }
 
   void finish() {
@@ -200,26 +187,22 @@ std::optional<Bytes> CollectivesOptions::size_after(Bytes size) const {
 
 Bytes parse_size(const std::string& option, const std::string& text) {
   constexpr double largest = 0x1p50;  // a pebibyte
-  const char* const begin = text.c_str();
-  char* end = nullptr;
-  double size = std::strtod(begin, &end);  // as nccl-tests reads it: 1.5M, 1e6
-  std::string suffix = end;
-  if (suffix.size() == 2 && suffix.back() == 'B') suffix.pop_back();
-  bool valid = end != begin;
-  if (suffix == "K" || suffix == "k") {
-    size *= 0x1p10;
-  } else if (suffix == "M" || suffix == "m") {
-    size *= 0x1p20;
-  } else if (suffix == "G" || suffix == "g") {
-    size *= 0x1p30;
-  } else {
-    valid = valid && suffix.empty();
-  }
-  if (!valid || !(size >= 0.0 && size <= largest))
-    throw UsageError(
-        fmt::format("{} {} is not a size from 0 to 1048576G: a number of bytes, with K, M or G for powers of "
-                    "1024, such as 32M",
-                    option, text));
+  const std::size_t end = std::min(text.find_first_of("KkMmGg"), text.size());
+  std::string suffix = text.substr(end);
+  if (suffix.size() == 2 && suffix.back() == 'B') suffix.pop_back();  // 4MB is 4M, as nccl-tests reads it
+  double unit = 0.0;
+  if (suffix.empty()) unit = 1.0;
+  if (suffix == "K" || suffix == "k") unit = 0x1p10;
+  if (suffix == "M" || suffix == "m") unit = 0x1p20;
+  if (suffix == "G" || suffix == "g") unit = 0x1p30;
+  const std::optional<double> number = real_number(std::string_view(text).substr(0, end));
+  const double size = number.value_or(-1.0) * unit;
+  const bool divided = suffix.empty() && size != std::floor(size);  // 1.5 bytes
+  if (!number || text.starts_with('-') || unit == 0.0 || divided || size > largest)
+    throw UsageError(fmt::format(
+        "{} {} is not a size from 0 to 1048576G; pass a whole number of bytes, or a number with K, "
+        "M or G for powers of 1024, such as 32M",
+        option, text));
   return Bytes(static_cast<std::int64_t>(size));
 }
 
@@ -230,7 +213,7 @@ ParsedCollectivesOptions parse_collectives_options(const std::vector<std::string
     if (parsed.help.empty()) parsed.options = std::move(options);
   } catch (const UsageError& error) {
     // Who asks for help beside a mistake gets help.
-    if (parsed.help.empty()) parsed.error = error.what();
+    if (parsed.help.empty()) parsed.error = one_line(error.what());
   }
   return parsed;
 }

@@ -16,6 +16,7 @@
 #include "src/errors.hpp"
 #include "src/ledger/formulas.hpp"
 #include "src/ledger/peak.hpp"
+#include "src/option_parsing.hpp"
 #include "src/options.hpp"
 
 namespace {
@@ -23,7 +24,7 @@ namespace {
 using namespace shardbench;
 
 struct Arguments {
-  double parameters = 0.0;  ///< a double so that 7e9 can be said; whole
+  std::int64_t parameters = 0;
   std::string model;
   std::vector<std::int64_t> n = {1, 8, 64};
   std::vector<int> stages = {0, 1, 2, 3};
@@ -76,6 +77,24 @@ Options scenario_options(const Arguments& a) {
   return options;
 }
 
+/// 7B, 1.5M, 7e9 or 7000000000: a whole number of parameters.
+std::int64_t parse_parameters(const std::string& text) {
+  constexpr double end = 0x1p53;  // from which on a double skips whole numbers
+  std::string number = text;
+  const char suffix = text.empty() ? '\0' : text.back();
+  const bool millions = suffix == 'M' || suffix == 'm';
+  const bool billions = suffix == 'B' || suffix == 'b';
+  // As an exponent, so that a decimal fraction is rounded once: 4.35M is a whole number.
+  if (millions || billions) number.replace(number.size() - 1, 1, millions ? "e6" : "e9");
+  const std::optional<double> value = real_number(number);
+  if (!value || *value < 1.0 || *value >= end || *value != std::floor(*value))
+    throw UsageError(fmt::format(
+        "--params '{}' is not a whole number of parameters from 1 to below 2^53; pass one such as 7B, 1.5M, "
+        "7e9 or 7000000000",
+        text));
+  return static_cast<std::int64_t>(*value);
+}
+
 /// The parts of a model that the formulas tell apart.
 struct ModelParts {
   std::int64_t matrices = 0;  ///< divided by tp
@@ -96,9 +115,7 @@ ModelParts parts_of(const ModelDims& dims) {
 
 std::vector<Row> rows_for(const Arguments& a) {
   LedgerQuestion question;
-  if (a.parameters != std::floor(a.parameters))
-    throw UsageError(fmt::format("--params {} is not a whole number of parameters", a.parameters));
-  question.sharded_parameters = static_cast<std::int64_t>(a.parameters);
+  question.sharded_parameters = a.parameters;
   question.tp = a.tp;
   question.param_dtype = a.param_dtype == "bf16" ? DType::bf16 : DType::fp32;
   question.reduce_dtype = a.reduce_dtype == "bf16" ? DType::bf16 : DType::fp32;
@@ -248,22 +265,30 @@ void print_text(const std::vector<Row>& rows) {
 int run(int argc, char** argv) {
   Arguments a;
   CLI::App app("shardbench: ledger of ZeRO stages, per data-parallel rank");
-  auto* params = app.add_option("--params", a.parameters, "parameters of the model")
-                     ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{{"m", 1e6}, {"b", 1e9}},
-                                                       CLI::AsNumberWithUnit::CASE_INSENSITIVE))
-                     ->check(CLI::Range(1.0, 0x1p53));
-  app.add_option("--model", a.model, "preset instead of --params")->excludes(params);
-  app.add_option("--n", a.n, "data-parallel ranks, comma-separated")
-      ->delimiter(',')
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))
-      ->capture_default_str();
-  app.add_option("--stage", a.stages, "0 DDP, 1, 2, 3; comma-separated")
-      ->delimiter(',')
-      ->check(CLI::Range(0, 3))
-      ->capture_default_str();
-  app.add_option("--tp", a.tp, "tensor-parallel ranks")->check(CLI::Range(1, 1 << 16))->capture_default_str();
-  app.add_option("--k", a.k, "optimizer bytes per parameter; default 12, with fp32 parameters 8")
-      ->check(CLI::Range(1, 1024));
+  const auto* params =
+      app.add_option_function<std::string>(
+             "--params", [&a](const std::string& text) { a.parameters = parse_parameters(text); },
+             "parameters of the model; suffixes M and B are powers of 1000: 7B, 1.5M, 7e9")
+          ->type_name("COUNT");
+  const auto* model = app.add_option("--model", a.model, "preset instead of --params")->type_name("CHOICE");
+  const auto add_list = [&app](const char* name, const char* defaults, WholeRange range, auto& values,
+                               const char* help) {
+    app.add_option_function<std::string>(
+           name,
+           [=, &values](const std::string& text) {
+             values.clear();
+             for (const std::int64_t value : parse_whole_list(name, text, range))
+               values.push_back(static_cast<typename std::decay_t<decltype(values)>::value_type>(value));
+           },
+           help)
+        ->type_name(fmt::format("INTS:in [{}, {}]", range.low, range.high))
+        ->default_str(defaults);
+  };
+  add_list("--n", "1,8,64", {1, std::int64_t{1} << 24}, a.n, "data-parallel ranks, comma-separated");
+  add_list("--stage", "0,1,2,3", {0, 3}, a.stages, "0 DDP, 1, 2, 3; comma-separated");
+  add_whole(app, "--tp", a.tp, {1, 1 << 16}, "tensor-parallel ranks");
+  add_whole(app, "--k", a.k, {1, 1024}, "optimizer bytes per parameter; default 12, with fp32 parameters 8")
+      ->default_str("");
   app.add_option("--param-dtype", a.param_dtype, "bf16|fp32")
       ->check(CLI::IsMember({"bf16", "fp32"}))
       ->capture_default_str();
@@ -271,44 +296,42 @@ int run(int argc, char** argv) {
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
   app.add_flag("--fp32-grad-accum", a.fp32_grad_accum, "fp32 gradients beside the resting ones");
-  app.add_option("--grad-accum", a.grad_accum, "micro-batches per step")
-      ->check(CLI::Range(1, 1 << 16))
-      ->capture_default_str();
+  add_whole(app, "--grad-accum", a.grad_accum, {1, 1 << 16}, "micro-batches per step");
   app.add_option("--reshard-after-forward", a.reshard, "all|blocks|none (stage 3)")
       ->check(CLI::IsMember({"all", "blocks", "none"}))
       ->capture_default_str();
   app.add_flag("--peak", a.peak, "also what a rank holds at once, by phase (needs --model)");
-  const auto add_peak_option = [&](const char* name, const char* help) {
-    app.add_option(name, a.peak_options[name], fmt::format("with --peak: {}", help));
+  // The scenarios' parser reads their values.
+  const auto add_peak_option = [&](const char* name, const char* type, const char* help) {
+    app.add_option(name, a.peak_options[name], fmt::format("with --peak: {}", help))->type_name(type);
   };
-  add_peak_option("--micro-batch", "sequences per micro-batch (1)");
-  add_peak_option("--seq", "tokens per sequence (the model's)");
-  add_peak_option("--recompute", "none|full (none)");
-  add_peak_option("--prefetch", "F[,B] groups gathered ahead, stage 3 (1)");
-  add_peak_option("--layout", "per-parameter|flat, stage 3 (per-parameter)");
-  add_peak_option("--wrap", "blocks|root, stage 3 (blocks; tied: root)");
-  add_peak_option("--rs-wait", "next|end, stages 1 to 3 (next)");
-  add_peak_option("--bucket-mb", "bucket cap in MiB, stages 0 to 2 (25)");
-  add_peak_option("--algorithm", "of the collectives, for their staging (auto)");
-  add_peak_option("--ranks-per-node", "node size, for hierarchical collectives (one node)");
-  add_peak_option("--threads", "per rank, for kernel scratch (1)");
+  add_peak_option("--micro-batch", "INT", "sequences per micro-batch (1)");
+  add_peak_option("--seq", "INT", "tokens per sequence (the model's)");
+  add_peak_option("--recompute", "CHOICE", "none|full (none)");
+  add_peak_option("--prefetch", "F[,B]", "F[,B] groups gathered ahead, stage 3 (1)");
+  add_peak_option("--layout", "CHOICE", "per-parameter|flat, stage 3 (per-parameter)");
+  add_peak_option("--wrap", "CHOICE", "blocks|root, stage 3 (blocks; tied: root)");
+  add_peak_option("--rs-wait", "CHOICE", "next|end, stages 1 to 3 (next)");
+  add_peak_option("--bucket-mb", "INT", "bucket cap in MiB, stages 0 to 2 (25)");
+  add_peak_option("--algorithm", "CHOICE", "of the collectives, for their staging (auto)");
+  add_peak_option("--ranks-per-node", "INT", "node size, for hierarchical collectives (one node)");
+  add_peak_option("--threads", "INT", "per rank, for kernel scratch (1)");
   app.add_flag("--sequence-parallel", a.sequence_parallel, "with --peak: the stream is cut over tp");
   app.add_option("--format", a.format, "text|csv|json")
       ->check(CLI::IsMember({"text", "csv", "json"}))
       ->capture_default_str();
   app.allow_extras();
   try {
-    app.parse(argc, argv);
-    if (!app.remaining().empty()) {
-      std::vector<std::string> names;
-      for (const CLI::Option* option : app.get_options())
-        for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-      const std::string extra = app.remaining().front();
-      throw UsageError(
-          fmt::format("unknown argument {}: did you mean {}? see --help", extra, nearest_name(extra, names)));
-    }
+    parse_arguments(app, {argv + 1, argv + argc});
+    for (const std::string& extra : app.remaining()) refuse_unknown(app, extra);
+    refuse_repeated(app);
     for (const auto& [name, value] : a.peak_options)
-      if (!a.peak && (!value.empty() || app.count(name) > 0))
+      if (app.count(name) > 0 && value.empty())
+        throw UsageError(fmt::format("{} is empty (an unset variable?); pass a value", name));
+    if (params->count() > 0 && model->count() > 0)
+      throw UsageError("--params and --model both say how large the model is; pass one");
+    for (const auto& [name, value] : a.peak_options)
+      if (!a.peak && app.count(name) > 0)
         throw UsageError(fmt::format("{} describes the peak; add --peak, or leave it out", name));
     if (!a.peak && a.sequence_parallel)
       throw UsageError("--sequence-parallel describes the peak; add --peak, or leave it out");
@@ -326,10 +349,8 @@ int run(int argc, char** argv) {
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());
     return static_cast<int>(ExitCode::done);
-  } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "ledger: {}; see --help\n", error.what());
   } catch (const UsageError& error) {
-    fmt::print(stderr, "ledger: {}\n", error.what());
+    fmt::print(stderr, "ledger: {}\n", one_line(error.what()));
   }
   return static_cast<int>(ExitCode::usage);
 }

@@ -41,6 +41,7 @@ LEVELS = [
     ("src/build_info.hpp", 0),
     ("src/build_id", 0),
     ("src/command_line", 0),
+    ("src/option_parsing", 0),
     ("src/launch", 3),
     ("src/supervise/", 0),
 ]

@@ -37,7 +37,7 @@ def test_a_missing_library_is_named(tmp_path: Path, package: str, record: Record
     (tmp_path / "modules").mkdir()
     # As when its module or package finds nothing.
     (tmp_path / f"modules/Find{package}.cmake").write_text(
-        f"set({package}_FOUND FALSE)\nset({package}_NOT_FOUND_MESSAGE \"not there\")\n")
+        f"include(FindPackageHandleStandardArgs)\nfind_package_handle_standard_args({package} REQUIRED_VARS NOWHERE_TO_BE_FOUND)\n")
     finished = configure(tmp_path, f"-DCMAKE_MODULE_PATH={tmp_path}/modules", "-DCMAKE_FIND_PACKAGE_PREFER_CONFIG=OFF")
     record.seconds(finished.seconds)
     assert finished.code != 0, str(finished)

@@ -378,6 +378,10 @@ def refused(folder: Path, code: int, launch: Sequence[str], options: Sequence[st
     ("--ranks 2", ["--ranks 2"]),
     ("--ranks-per-node 0", ["--ranks-per-node"]),
     ("--budget 3", ["--budget", "--precision"]),
+    ("--precision 0", ["--precision"]),
+    ("--precision 0,05", ["--precision", "0,05"]),
+    ("--precision 0.1 --budget 0", ["--budget"]),
+    ("--output --overwrite", ["--output", "--overwrite"]),
 ])
 def test_usage(tmp_path: Path, launch: str, options: str, said: list[str]) -> None:
     line = refused(tmp_path, USAGE, LAUNCHES[launch], options.split())

@@ -76,6 +76,13 @@ def refused(folder: Path, code: int, launch: str, scenario: str, options: Sequen
     ("zero3", "--rank 1", ["--rank", "--plan"]),
     ("zero3", "--ranks-per-node 0", ["--ranks-per-node"]),
     ("zero3", "surplus", ["surplus"]),
+    ("zero3", "--steps 010", ["--steps", "010"]),
+    ("zero3", "-n 1 --steps 1", ["--steps", "2 times"]),
+    ("zero3", "--output --overwrite", ["--output", "--overwrite"]),
+    ("zero3", "-output x.h5", ["-output", "--output"]),
+    ("zero3", "-o=x.h5", ["-o=x.h5", "--output=x.h5"]),
+    ("zero3", "--check=false", ["--check=false"]),
+    ("zero3", "--clip 1,5", ["--clip", "1,5"]),
 ])
 def test_usage(tmp_path: Path, launch: str, scenario: str, options: str, said: list[str]) -> None:
     line = refused(tmp_path, USAGE, launch, scenario, options.split())

@@ -1,0 +1,91 @@
+"""How much of the communication hid behind compute, or the reverse. Pure.
+
+hidden fraction = (compute alone + communication alone − step) / the smaller of the two
+
+1: the shorter one vanished behind the longer one. 0: one after the other. Negative: running both at once
+slowed them down. The alone times of layers and buckets come from the rehearsal (table `calibration`);
+how often each occurs in a step, and how large the collectives are, from the step's own events.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from shardbench import stats
+from shardbench.stragglers import Unknown
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Seconds of one step, and what they make."""
+
+    compute_alone_s: float
+    communication_alone_s: float
+    step_s: float
+
+    @property
+    def hidden_fraction(self) -> float:
+        """Not clipped: noise and interference can push it beyond 0 and 1."""
+        alone_s = (self.compute_alone_s, self.communication_alone_s)
+        return (sum(alone_s) - self.step_s) / min(alone_s)
+
+
+def overlap(
+    calibration: pd.DataFrame, steps: pd.DataFrame, events: pd.DataFrame, layers: int
+) -> Overlap | Unknown:
+    """The alone times of a step and its median duration; the arguments are tables of a trace.
+
+    `layers` is the number of blocks L: layer 0 is the embedding, L+1 the head.
+
+    - A layer's compute: the calibrated time for each micro-batch and layer that the step has.
+    - Collectives: the calibrated time, scaled by the elements of all that the step has against the
+      elements of the median one, which the calibration stands for. Exact where all are equally large.
+    - The rehearsal has no optimizer phase, and nothing overlaps there: optimizer and other parts count as
+      compute alone, that phase's waits as communication alone, with the time that they took in the step.
+    """
+    if calibration.empty or events.empty:
+        return Unknown("not recorded")
+    timed = stats.timed_steps(steps)
+    last, rank = timed["step"].max(), timed["rank"].min()
+    step = events[(events["step"] == last) & (events["rank"] == rank)]
+    alone_s = {"compute": 0.0, "comm": 0.0}
+    times = calibration.set_index(["kind", "direction"])
+    trained = step[step["phase"] != "optimizer"]
+    for (kind, direction), rows in trained.groupby([_kinds(trained, layers), "phase"]):
+        if (kind, direction) not in times.index:
+            if rows["stream"].eq("comm").any() or rows["kind"].eq("compute").any():
+                return Unknown(f"no calibration of {kind} {direction}")
+            continue
+        calibrated = times.loc[(kind, direction)]
+        subjects = ["micro", "layer", "bucket"]
+        computed = rows[rows["kind"] == "compute"][subjects].drop_duplicates()
+        alone_s["compute"] += len(computed) * float(calibrated["compute_alone_s"])
+        sizes = rows[rows["stream"] == "comm"].groupby(subjects)["elements"].sum()
+        if len(sizes):
+            alone_s["comm"] += float(calibrated["communication_alone_s"]) * float(
+                sizes.sum() / sizes.median()
+            )
+    parts_s = stats.parts_of_slowest_rank(steps)
+    compute_s = alone_s["compute"] + float((parts_s["optimizer_s"] + parts_s["other_s"]).median())
+    communication_s = alone_s["comm"] + _optimizer_waits(events, timed)
+    if min(compute_s, communication_s) <= 0:
+        return Unknown("nothing to overlap")
+    step_s = float(np.median(stats.maximum_over_ranks(steps, "step_s")))
+    return Overlap(compute_s, communication_s, step_s)
+
+
+def _kinds(events: pd.DataFrame, layers: int) -> Any:
+    """The calibration's kind of each event."""
+    layer = events["layer"]
+    conditions = [layer == 0, layer == layers + 1, layer > 0]
+    return np.select(conditions, ["embedding", "head", "block"], "bucket")
+
+
+def _optimizer_waits(events: pd.DataFrame, timed: pd.DataFrame) -> float:
+    """Seconds that the slowest rank of a step waited in the optimizer phase; the median over steps."""
+    waits = events[(events["kind"] == "wait") & (events["phase"] == "optimizer")]
+    each_s = (waits["end_s"] - waits["start_s"]).groupby([waits["step"], waits["rank"]]).sum()
+    slowest = timed.loc[timed.groupby("step")["step_s"].idxmax(), ["step", "rank"]]
+    return float(each_s.reindex(pd.MultiIndex.from_frame(slowest), fill_value=0.0).median())

@@ -1,0 +1,218 @@
+"""Whose time a wait is: that of a rank which came late, or that of the transfer. Pure.
+
+A collective cannot end before its last member has asked for it. So what a rank waits before that moment
+is straggler wait, the rest is transfer (queueing and contention included). The moment lies on another
+rank's clock: offsets come from the `clock` table, and so does how far they may be wrong.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from shardbench import stats
+
+ROWS_AT_ONCE = 200_000
+"""Of collectives: bounds the working memory to some 100 MB."""
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """Seconds a step, median over timed steps, right to ± `uncertainty_s`, which is the clocks'."""
+
+    seconds: float
+    uncertainty_s: float
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether the effect exceeds the uncertainty, so that the number means something."""
+        return self.uncertainty_s == 0 or self.seconds > self.uncertainty_s
+
+
+@dataclass(frozen=True)
+class Waits:
+    """The longest exposed wait of any rank in each step, split; and who is waited for.
+
+    `late_rank` is the rank that others wait for most beyond what it waits itself, `late_s` the longest
+    wait of any rank for it; None and 0 where nobody is waited for.
+    """
+
+    straggler: Bounded
+    transfer: Bounded
+    late_rank: int | None
+    late: Bounded
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Why there is no number: a short clause for a table's cell."""
+
+    reason: str
+
+
+def split_waits(
+    ranks: pd.DataFrame, clock: pd.DataFrame, steps: pd.DataFrame, events: pd.DataFrame
+) -> Waits | Unknown:
+    """Splits the waits of a complete run's timed steps; the arguments are the tables of a trace."""
+    if events.empty:
+        return Unknown("not recorded")
+    if not set(ranks["rank"]) <= set(clock["rank"]):
+        return Unknown("clocks not compared")
+    timed = np.sort(stats.timed_steps(steps)["step"].unique())
+    pieces = []
+    for batch in _batches(events, timed):
+        collectives = _collectives(events[events["step"].isin(batch)], ranks)
+        if isinstance(collectives, Unknown):
+            return collectives
+        pieces.append(_by_late_rank(collectives, _Clocks(clock)))
+    return _summary(pd.concat(pieces), stats.timed_steps(steps))
+
+
+class _Clocks:
+    """Offsets to rank 0's clock at any time of a rank's own clock.
+
+    Linear between two comparisons, constant outside. The uncertainty is the larger one's.
+    """
+
+    def __init__(self, clock: pd.DataFrame) -> None:
+        ordered = clock.assign(own_s=clock["at_s"] + clock["offset_s"]).sort_values(["rank", "own_s"])
+        self._of_rank = {
+            rank: (rows["own_s"].to_numpy(), rows["offset_s"].to_numpy(), float(rows["uncertainty_s"].max()))
+            for rank, rows in ordered.groupby("rank")
+        }
+
+    def common(self, rank: pd.Series, own_s: pd.Series) -> NDArray[np.float64]:
+        result = np.empty(len(own_s))
+        for value, rows in _positions(rank):
+            at_s, offset_s, _ = self._of_rank[value]
+            times = own_s.to_numpy()[rows]
+            result[rows] = times - np.interp(times, at_s, offset_s)
+        return result
+
+    def uncertainty(self, rank: pd.Series) -> NDArray[np.float64]:
+        values, codes = np.unique(rank.to_numpy(), return_inverse=True)
+        return np.array([self._of_rank[value][2] for value in values], dtype=np.float64)[codes]
+
+
+def _positions(column: pd.Series) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    values, codes = np.unique(column.to_numpy(), return_inverse=True)
+    order = np.argsort(codes, kind="stable")
+    ends = np.cumsum(np.bincount(codes, minlength=len(values)))
+    for value, rows in zip(values.tolist(), np.split(order, ends[:-1])):
+        yield value, rows
+
+
+def _batches(events: pd.DataFrame, steps: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    count = int((events["stream"] == "comm").sum())
+    yield from np.array_split(steps, max(1, min(len(steps), -(-count // ROWS_AT_ONCE))))
+
+
+def _collectives(events: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame | Unknown:
+    """One row a collective and rank: its wait, and which collective of which group it is."""
+    kept = ["rank", "step", "axis", "layer", "bucket", "kind", "elements", "group_size", "issue_s"]
+    collectives = events.loc[events["stream"] == "comm", [*kept, "wait_s"]]
+    waits = events.loc[events["kind"] == "wait", [*kept, "start_s", "end_s"]]
+    # A wait names no collective, but repeats its subject; and its length is wait_s, to the last bit.
+    same = ["rank", "step", "axis", "layer", "bucket", "elements", "wait_s"]
+    waits = waits.assign(wait_s=waits["end_s"] - waits["start_s"])
+    collectives = collectives.assign(nth=collectives.groupby(same).cumcount())
+    waits = waits.assign(nth=waits.groupby(same).cumcount())
+    found = collectives.merge(
+        waits[[*same, "nth", "start_s"]].rename(columns={"start_s": "wait_start_s"}),
+        on=[*same, "nth"],
+        how="left",
+        indicator=True,
+    )
+    if (
+        len(waits) != (found["_merge"] == "both").sum()
+        or (found["wait_start_s"].isna() & (found["wait_s"] > 0)).any()
+    ):
+        return Unknown("waits without their collectives")
+    found = found.drop(columns=["_merge", "nth"])
+    found["wait_start_s"] = found["wait_start_s"].fillna(found["issue_s"])
+    # Members of a group issue the same collectives in the same order.
+    found["k"] = found.groupby(["rank", "step", "axis"]).cumcount()
+    seat = ranks.drop_duplicates("rank").set_index("rank")
+    group = {"dp": seat["tp_index"], "tp": seat["dp_index"], "world": seat["tp_index"] * 0}
+    if not set(found["axis"]) <= group.keys():
+        return Unknown("unknown axis")
+    found["group"] = 0
+    for axis, index in group.items():
+        members = found["axis"] == axis
+        found.loc[members, "group"] = found.loc[members, "rank"].map(index)
+    each = found.groupby(["step", "axis", "group", "k"])
+    facts = each.agg(
+        members=("rank", "nunique"),
+        rows=("rank", "size"),
+        size=("group_size", "max"),
+        elements=("elements", "nunique"),
+        kinds=("kind", "nunique"),
+    )
+    agree = (facts["members"] == facts["size"]) & (facts["rows"] == facts["size"])
+    if not (agree & (facts["elements"] == 1) & (facts["kinds"] == 1)).all():
+        return Unknown("ranks' collectives do not match")
+    found["collective"] = each.ngroup()
+    return found
+
+
+def _by_late_rank(collectives: pd.DataFrame, clocks: _Clocks) -> pd.DataFrame:
+    """Straggler waits summed by (step, rank, late rank): the middle, and the bounds that the clocks leave."""
+    issue_s = clocks.common(collectives["rank"], collectives["issue_s"])
+    wait_start_s = clocks.common(collectives["rank"], collectives["wait_start_s"])
+    doubt_s = clocks.uncertainty(collectives["rank"])
+    rank, collective = collectives["rank"].to_numpy(), collectives["collective"].to_numpy()
+    last = _last_other(issue_s, collective)
+    rows = pd.DataFrame({"step": collectives["step"].to_numpy(), "rank": rank, "late": rank[last]})
+    is_alone = rows["rank"] == rows["late"]
+    for column, sign in (("low_s", -1), ("middle_s", 0), ("high_s", 1)):
+        asked_s = issue_s + sign * doubt_s
+        asked_last_s = asked_s[_last_other(asked_s, collective)] + sign * doubt_s
+        waited_s = np.clip(asked_last_s - wait_start_s, 0.0, collectives["wait_s"].to_numpy())
+        rows[column] = np.where(is_alone, 0.0, waited_s)
+    return rows.groupby(["step", "rank", "late"], as_index=False).sum()
+
+
+def _last_other(time_s: NDArray[np.float64], collective: NDArray[np.int64]) -> NDArray[np.intp]:
+    """For each row that of the latest other member of its collective; itself in a group of one."""
+    if len(time_s) == 0:
+        return np.empty(0, np.intp)
+    order = np.lexsort((time_s, collective))
+    ends = np.searchsorted(collective[order], np.arange(collective.max() + 1), "right")
+    starts = ends - np.bincount(collective)
+    last, before = order[ends - 1], order[np.maximum(ends - 2, starts)]
+    own = last[collective]
+    return np.where(own == np.arange(len(own)), before[collective], own)
+
+
+BOUNDS = ["low_s", "middle_s", "high_s"]
+
+
+def _summary(waits: pd.DataFrame, timed: pd.DataFrame) -> Waits:
+    steps = np.sort(timed["step"].unique())
+    waits = waits[waits["rank"] != waits["late"]]
+    of_rank = waits.groupby(["step", "rank"])[BOUNDS].sum()
+    longest = timed.loc[timed.groupby("step")["exposed_s"].idxmax(), ["step", "rank", "exposed_s"]]
+    index = pd.MultiIndex.from_frame(longest[["step", "rank"]])
+    split = of_rank.reindex(index, fill_value=0.0)
+    straggler = _bounded(split)
+    rest = longest["exposed_s"].to_numpy()[:, None] - split.to_numpy()[:, ::-1]
+    transfer = _bounded(pd.DataFrame(np.maximum(rest, 0.0), columns=BOUNDS))
+    caused = waits.groupby(["step", "late"])[BOUNDS].max()
+    candidates = sorted(set(waits["late"]))
+    if not candidates or not caused["middle_s"].any():
+        return Waits(straggler, transfer, None, Bounded(0.0, 0.0))
+    late_s = {rank: _bounded(_each_step(caused, rank, steps)) for rank in candidates}
+    own_s = {rank: _bounded(_each_step(of_rank, rank, steps)) for rank in candidates}
+    late_rank = max(candidates, key=lambda rank: late_s[rank].seconds - own_s[rank].seconds)
+    return Waits(straggler, transfer, int(late_rank), late_s[late_rank])
+
+
+def _each_step(sums: pd.DataFrame, rank: int, steps: NDArray[np.int64]) -> pd.DataFrame:
+    return sums.reindex(pd.MultiIndex.from_product([steps, [rank]]), fill_value=0.0)
+
+
+def _bounded(sums: pd.DataFrame) -> Bounded:
+    low, middle, high = (float(sums[column].median()) for column in BOUNDS)
+    return Bounded(middle, max(high - middle, middle - low, 0.0))
