@@ -197,4 +197,4 @@ def test_a_reader_that_has_gone_is_no_success(tmp_path: Path, record: Record) ->
     record.seconds(finished.seconds)
     assert finished.code == 0, str(finished)
     jobs.assert_no_crash(finished)
-    assert runs.Trace(tmp_path / "x.h5").attributes["status"] == "complete"
+    assert jobs.trace_of_ended(tmp_path / "x.h5").attributes["status"] == "complete"
