@@ -62,7 +62,22 @@ bool speaks_before_start() {
 }
 
 OwnOptions own_options(const ParsedOptions& parsed) {
-  return {.json = parsed.options ? options_json(*parsed.options) : "{}", .refusal = parsed.error};
+  if (!parsed.options) return {.json = "{}", .refusal = parsed.error};
+  const Options& options = *parsed.options;
+  nlohmann::json json = nlohmann::json::parse(options_json(options));
+  // What overrides a preset is the model's in the file, but an option on the command line.
+  const ModelDims& d = options.dims;
+  json.update({{"layers", d.layers},
+               {"hidden", d.hidden},
+               {"heads", d.heads},
+               {"kv-heads", d.kv_heads},
+               {"ffn", d.ffn},
+               {"vocab", d.vocab},
+               {"seq", d.seq},
+               {"tied", d.head == Head::tied},
+               {"output", options.output},
+               {"overwrite", options.existing_file == ExistingFile::overwrite}});
+  return {.json = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), .refusal = {}};
 }
 
 void agree_on_options(ControlChannel& channel, const std::string& program, const OwnOptions& own) {

@@ -74,17 +74,21 @@ struct Machine {
 };
 
 Machine find_machine(MPI_Comm world, const std::string& host, const cpu_set_t& allowed) {
-  int rank = 0;
-  SHARDBENCH_MPI(MPI_Comm_rank(world, &rank));
-  // A split by identity: colours are ints, so the hash is cut to 31 bits and a collision merely warns too
-  // much.
-  MPI_Comm together = MPI_COMM_NULL;
-  SHARDBENCH_MPI(
-      MPI_Comm_split(world, static_cast<int>(machine_identity(host) & 0x7FFFFFFFU), rank, &together));
-  const CommHandle group(together);
+  struct Home {
+    std::uint64_t machine = 0;
+    cpu_set_t allowed{};
+  };
+  int ranks = 0;
+  SHARDBENCH_MPI(MPI_Comm_size(world, &ranks));
+  const Home own{.machine = machine_identity(host), .allowed = allowed};
+  std::vector<Home> homes(static_cast<std::size_t>(ranks));
+  SHARDBENCH_MPI(MPI_Allgather(&own, sizeof own, MPI_BYTE, homes.data(), sizeof own, MPI_BYTE, world));
   Machine machine;
-  machine.ranks = group.size();
-  SHARDBENCH_MPI(MPI_Allreduce(&allowed, &machine.cpus, sizeof allowed, MPI_BYTE, MPI_BOR, group.get()));
+  for (const Home& home : homes) {
+    if (home.machine != own.machine) continue;
+    ++machine.ranks;
+    CPU_OR(&machine.cpus, &machine.cpus, &home.allowed);
+  }
   return machine;
 }
 
