@@ -386,8 +386,8 @@ class Bench {
   const std::vector<std::string>& arguments_;
   Collector collector_;
   std::string start_time_;
-  std::unique_ptr<TraceFile> file_;  ///< rank 0 only, like the next five
-  std::optional<Caretaker> caretaker_;
+  std::optional<Caretaker> caretaker_;  ///< rank 0 only, like the next five
+  std::unique_ptr<TraceFile> file_;
   std::vector<RankLine> rank_lines_;
   std::vector<ResultLine> lines_;
   std::int64_t failed_checks_ = 0;

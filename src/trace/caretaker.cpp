@@ -21,6 +21,8 @@ extern char** environ;  // NOLINT: POSIX declares it nowhere
 namespace shardbench {
 namespace {
 
+using namespace std::chrono_literals;
+
 // What is said through the pipe.
 constexpr char dismissed = 'd';
 constexpr char interrupted = 'i';
@@ -28,6 +30,7 @@ constexpr char interrupted = 'i';
 // A dying process closes its pipe before it gives up its lock on the file: how often and how long to try.
 constexpr int attempts = 100;
 constexpr std::chrono::milliseconds between_attempts{50};
+constexpr std::chrono::milliseconds poll_interval{5};
 
 void check(int error, const char* call) {
   if (error != 0)
@@ -94,7 +97,13 @@ Caretaker::Caretaker(const std::string& path) {
 }
 
 Caretaker::~Caretaker() {
-  if (pipe_ >= 0) close(pipe_);
+  if (pipe_ < 0) return;
+  close(pipe_);
+  // It gives up by itself; a second more, so that this does not hang should it be stopped.
+  for (auto left = attempts * between_attempts + 1s; left.count() > 0; left -= poll_interval) {
+    if (waitpid(process_, nullptr, WNOHANG) != 0) return;
+    std::this_thread::sleep_for(poll_interval);
+  }
 }
 
 void Caretaker::expect(RunStatus status) {

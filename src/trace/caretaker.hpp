@@ -17,7 +17,8 @@ class Caretaker {
   explicit Caretaker(const std::string& path);
   Caretaker(const Caretaker&) = delete;
   Caretaker& operator=(const Caretaker&) = delete;
-  /// Unless dismissed, leaves the file to the caretaker.
+  /// Unless dismissed, leaves the file to the caretaker, and waits until it is done. To be destroyed after
+  /// the file.
   ~Caretaker();
 
   /// What the status becomes if this process dies from now on; `failed` until told otherwise.

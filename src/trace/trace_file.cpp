@@ -546,6 +546,7 @@ class TraceFile::Impl {
   void flush() {
     reserve();
     check(H5Fflush(file_.get(), H5F_SCOPE_GLOBAL), "H5Fflush");
+    flushed_ = true;
   }
 
   void check_that_it_is_there() {
@@ -555,6 +556,18 @@ class TraceFile::Impl {
         "{} was removed or replaced while the run wrote to it, so its results are lost; leave the "
         "output alone until the run has ended",
         path_));
+  }
+
+  /// From now on HDF5 writes to nowhere, and others may have the file. One that was never flushed holds
+  /// nothing: it is removed, so that it does not stand in the way of the next run.
+  void let_go() noexcept {
+    void* handle = nullptr;
+    if (H5Fget_vfd_handle(file_.get(), H5P_DEFAULT, &handle) < 0) return;
+    const int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (nowhere < 0) return;
+    dup2(nowhere, *static_cast<const int*>(handle));  // with the file goes its lock
+    close(nowhere);
+    if (!flushed_ && identity_of(path_) == identity_) unlink(path_.c_str());
   }
 
   /// Network file systems tell of a full disk as late as here.
@@ -602,6 +615,7 @@ class TraceFile::Impl {
   Id file_;  // before the tables, which close first
   Identity identity_;
   bool broken_ = false;
+  bool flushed_ = false;
 
  public:
   Table ranks, clock, steps, events, memory, memory_peak, ledger, tensors, calibration;
@@ -615,12 +629,15 @@ TraceFile::TraceFile(const std::string& path, ExistingFile existing, Tables tabl
   set("schema", "shardbench");
   set("schema_version", schema_version);
   set_status(RunStatus::running);
+  flush();  // from its first moment on it is a file that opens
 }
 
 TraceFile::~TraceFile() {
   // After a failed write, closing would write once more: parts of what had failed, over what had been flushed
   // and is whole. The process is about to end, so the handles are left to it.
-  if (impl_ && impl_->broken()) static_cast<void>(impl_.release());
+  if (!impl_ || !impl_->broken()) return;
+  impl_->let_go();
+  static_cast<void>(impl_.release());
 }
 
 void TraceFile::set(const std::string& attribute, const std::string& value) {

@@ -378,8 +378,8 @@ class Run {
   ProcessMemory process_before_;  ///< before anything is allocated
   RankSetup setup_;
   std::optional<ReferenceCheck> check_;
-  std::unique_ptr<TraceFile> file_;     ///< rank 0 only
-  std::optional<Caretaker> caretaker_;  ///< rank 0 only
+  std::optional<Caretaker> caretaker_;  ///< rank 0 only, like the next
+  std::unique_ptr<TraceFile> file_;
   std::unique_ptr<Vote> vote_;          ///< on stopping; null in a simulation
   StopRequests stop_ = 0;               ///< what the ranks have agreed to stop for
   int steps_done_ = 0;
