@@ -12,7 +12,9 @@ endif()
 target_compile_options(shardbench_options INTERFACE -fno-math-errno)
 if(SHARDBENCH_SANITIZE)
   target_compile_options(shardbench_options INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all
-                                                      -fno-omit-frame-pointer)
+                                                      -fno-omit-frame-pointer
+                         # g++ 12 suspects std::regex in instrumented code.
+                         -Wno-maybe-uninitialized)
   target_link_options(shardbench_options INTERFACE -fsanitize=address,undefined)
 endif()
 # Ranks compare their executables by the linker's fingerprint.
