@@ -7,6 +7,7 @@
 
 #include "src/build_info.hpp"
 #include "src/comm/mpi/mpi_world.hpp"
+#include "src/say.hpp"
 #include "src/trace/caretaker.hpp"
 #include "src/trace/trace_file.hpp"
 
@@ -15,8 +16,8 @@ namespace {
 
 int exit_status(ExitCode code) { return static_cast<int>(code); }
 
-void say(const std::string& program, const std::string& what) {
-  fmt::print(stderr, "{}: {}\n", program, what);
+void complain(const std::string& program, const std::string& what) {
+  say(stderr, fmt::format("{}: {}\n", program, what));
 }
 
 /// What all ranks end alike with. Other exceptions are this rank's own.
@@ -28,10 +29,10 @@ int run_in_world(const std::string& name, const Program& program, const Surround
     check_world_size(program.ranks, world.size());
     return exit_status(program.work(surroundings));
   } catch (const UsageError& error) {
-    if (world.rank() == 0) say(name, error.what());
+    if (world.rank() == 0) complain(name, error.what());
     return exit_status(ExitCode::usage);
   } catch (const AgreedError& error) {
-    if (world.rank() == 0) say(name, error.what());
+    if (world.rank() == 0) complain(name, error.what());
     return exit_status(ExitCode::run_failure);
   }
 }
@@ -62,7 +63,7 @@ int run(const std::string& name, const Program& program) {
     world->leave();
     return status;
   } catch (const std::exception& error) {
-    say(name, fmt::format("rank {}: {}", world->rank(), error.what()));
+    complain(name, fmt::format("rank {}: {}", world->rank(), error.what()));
     world->abort(exit_status(ExitCode::run_failure));
   }
   return exit_status(ExitCode::run_failure);  // not reached
@@ -84,13 +85,13 @@ int run_program(const std::string& name, const std::vector<std::string>& argumen
     if (runs || (!refusal.empty() && started_by_launcher())) return run(name, program);
     if (!speaks_before_start()) return exit_status(refusal.empty() ? ExitCode::done : ExitCode::usage);
     if (!refusal.empty()) throw UsageError(refusal);
-    fmt::print("{}", program.answer());
+    say(stdout, program.answer());
     return exit_status(ExitCode::done);
   } catch (const UsageError& error) {
-    say(name, error.what());
+    complain(name, error.what());
     return exit_status(ExitCode::usage);
   } catch (const std::exception& error) {
-    say(name, error.what());
+    complain(name, error.what());
     return exit_status(ExitCode::run_failure);
   }
 }

@@ -19,6 +19,7 @@
 #include "src/collectives/sizes.hpp"
 #include "src/collectives/stop_rule.hpp"
 #include "src/collectives/test_values.hpp"
+#include "src/say.hpp"
 #include "src/trace/caretaker.hpp"
 #include "src/trace/process_memory.hpp"
 #include "src/train/clock_sync.hpp"
@@ -76,7 +77,8 @@ class Bench {
     gather_rank_lines();
     print(preamble_text(options_, rank_lines_));
     for (const Collective collective : options_.collectives) {
-      if (stop_ != 0) break;
+      if (stop_ != 0) left_out_ = true;
+      if (left_out_) break;
       print(table_head(collective, options_.algorithm));
       for (const DType dtype : options_.dtypes)
         for (const Reduction reduction : options_.reductions) {
@@ -86,7 +88,7 @@ class Bench {
     }
     world_.activity().enter("finishing");
     write_clocks();
-    return stop_ != 0 ? close_interrupted() : finish();
+    return left_out_ ? close_interrupted() : finish();
   }
 
  private:
@@ -94,8 +96,7 @@ class Bench {
 
   void print(const std::string& text) const {
     if (!is_root()) return;
-    fmt::print("{}", text);
-    std::fflush(stdout);  // a sweep takes long, and who watches it through a pipe wants to see it
+    say(stdout, text);  // at once: a sweep takes long, and who watches it through a pipe wants to see it
   }
 
   /// Refuses what the hosts have no memory for: the kernel would grant it and kill the job later.
@@ -118,9 +119,14 @@ class Bench {
   void create_files() {
     if (options_.output.empty()) options_.output = default_output("collectives", world_.size());
     options_.output = agree_with_root(world_.control(), [&] {
-      if (!options_.json_file.empty()) options_.json_file = reserve_file(options_.json_file);
       file_ = std::make_unique<TraceFile>(options_.output, options_.existing_file, Tables::collectives);
-      if (!world_.simulated()) caretaker_.emplace(options_.output);
+      try {
+        if (!world_.simulated()) caretaker_.emplace(options_.output);
+        if (!options_.json_file.empty()) options_.json_file = reserve_file(options_.json_file);
+      } catch (const RunError&) {
+        file_->finish(RunStatus::failed);
+        throw;
+      }
       describe_program(*file_, "collectives", world_, fmt::format("{}", fmt::join(arguments_, " ")));
       file_->set("dp", world_.size());
       file_->set("tp", 1);
@@ -169,16 +175,21 @@ class Bench {
   }
 
   void sweep(const Subject& subject) {
-    for (std::optional<Bytes> size = options_.min_bytes; size && stop_ == 0;
-         size = options_.size_after(*size)) {
+    for (std::optional<Bytes> size = options_.min_bytes; size; size = options_.size_after(*size)) {
+      if (stop_ != 0) left_out_ = true;
+      if (left_out_) return;
       world_.activity().enter(
           {.operation = name_of(subject.collective), .axis = "world", .group_size = world_.size()});
       measure(subject, *size);
-      // A signal may have come to one rank only; a number without its lower bits still says that there was
-      // one.
-      stop_ = static_cast<StopRequests>(maximum(world_.control(), supervisor_.requests()));
-      if (stop_ != 0 && caretaker_) caretaker_->expect(RunStatus::interrupted);
+      hear_requests();
     }
+  }
+
+  /// Collective, outside of what is timed. A signal may have come to one rank only; which one counts does not
+  /// matter, so the largest.
+  void hear_requests() {
+    stop_ = static_cast<StopRequests>(maximum(world_.control(), supervisor_.requests()));
+    if (stop_ != 0 && caretaker_) caretaker_->expect(RunStatus::interrupted);
   }
 
   /// The lines so far are whole.
@@ -186,8 +197,10 @@ class Bench {
     if (file_) {
       file_->finish(RunStatus::interrupted);
       if (caretaker_) caretaker_->dismiss();
-      fmt::print(stderr, "collectives: interrupted by {} after {} lines, which are in {}\n",
-                 name_of_signal(stop_), line_, options_.output);
+      if (!options_.json_file.empty())
+        std::remove(options_.json_file.c_str());  // it has no place for a status
+      say(stderr, fmt::format("collectives: interrupted by {} after {} lines, which are in {}\n",
+                              name_of_signal(stop_), line_, options_.output));
     }
     return ExitCode::run_failure;
   }
@@ -209,6 +222,7 @@ class Bench {
     run_back_to_back(common, buffer, options_.warmup, records);
     for (CollectiveRecord& record : records) record.warmup = 1;
     const Windows windows = measure_windows(common, buffer, records);
+    if (left_out_) return;  // half a line says nothing
     for (int i = 0; i < options_.checks; ++i) {
       values.fill(*buffer, world_.rank());
       run_back_to_back(common, buffer, 1, records);
@@ -240,6 +254,9 @@ class Bench {
       for (CollectiveRecord& record : window) record.window = static_cast<std::int32_t>(windows.count);
       add_window(seconds_per_iteration(window), windows);
       stop = root_decides([&] { return reason_to_stop(rule, windows.slowest_rank, world_.now() - begin_s); });
+      if (!stop) hear_requests();
+      left_out_ = !stop && stop_ != 0;
+      if (left_out_) return windows;
       windows.stop = stop.value_or(Stop::iterations);
     }
     return windows;
@@ -383,6 +400,7 @@ class Bench {
   Memory& memory_;
   Supervisor& supervisor_;
   StopRequests stop_ = 0;  ///< what the ranks have agreed to stop for
+  bool left_out_ = false;  ///< whether something was not measured for it
   const std::vector<std::string>& arguments_;
   Collector collector_;
   std::string start_time_;

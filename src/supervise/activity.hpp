@@ -8,6 +8,9 @@
 
 namespace shardbench {
 
+/// Whether standing still for long is a sign that something is wrong.
+enum class Patience { limited, unlimited };
+
 /// Where in a run a rank is. The texts are literals: nothing here owns them.
 struct Position {
   std::string_view operation = "starting";  ///< e.g. "computing", "waiting for all_gather"
@@ -16,6 +19,7 @@ struct Position {
   int group_size = 0;                       ///< likewise
   int step = -1;                            ///< -1 outside a step
   int layer = -1;                           ///< -1 none
+  Patience patience = Patience::limited;
 };
 
 /// Written by the rank's main thread, read by its supervisor.

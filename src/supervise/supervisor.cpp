@@ -14,8 +14,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include "src/errors.hpp"
+#include "src/say.hpp"
 
 namespace shardbench {
 namespace {
@@ -29,6 +31,9 @@ constexpr double same_request_s = 0.5;
 constexpr double looks_per_limit = 10.0;
 constexpr double shortest_look_s = 0.05;
 constexpr double longest_look_s = 1.0;
+
+// Launchers forward what a rank prints, but may drop what they have not read when a rank dies.
+constexpr std::chrono::milliseconds last_words{100};
 
 double steady_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -62,7 +67,7 @@ Supervisor::Supervisor(Settings settings) : settings_(std::move(settings)) {
     throw RunError(fmt::format("pthread_sigmask failed: {}", std::strerror(error)));
   signals_ = checked(signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC), "signalfd");
   wake_ = checked(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd");
-  last_change_s_ = steady_now();
+  last_look_s_ = steady_now();
   thread_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
 }
 
@@ -80,23 +85,26 @@ Supervisor::~Supervisor() {
 }
 
 void Supervisor::watch(const std::stop_token& stop) {
-  const double look_s = settings_.stall_limit_s > 0.0 ? std::clamp(settings_.stall_limit_s / looks_per_limit,
-                                                                   shortest_look_s, longest_look_s)
-                                                      : longest_look_s;
   std::array<pollfd, 2> files = {pollfd{.fd = signals_, .events = POLLIN, .revents = 0},
                                  pollfd{.fd = wake_, .events = POLLIN, .revents = 0}};
   while (!stop.stop_requested()) {
-    if (poll(files.data(), files.size(), static_cast<int>(look_s * 1e3)) < 0 && errno != EINTR) return;
+    if (poll(files.data(), files.size(), static_cast<int>(look_s() * 1e3)) < 0 && errno != EINTR) return;
     signalfd_siginfo info{};
     while (read(signals_, &info, sizeof info) == sizeof info) hear(static_cast<int>(info.ssi_signo));
     check_progress();
   }
 }
 
+double Supervisor::look_s() const {
+  return settings_.stall_limit_s > 0.0
+             ? std::clamp(settings_.stall_limit_s / looks_per_limit, shortest_look_s, longest_look_s)
+             : longest_look_s;
+}
+
 void Supervisor::hear(int signal) {
   const StopRequests bit = 1U << static_cast<unsigned>(signal);
   const double now = steady_now();
-  if (!in_order_) end(fmt::format("ended by {} before the first step", name_of_signal(bit)));
+  if (!in_order_) end(fmt::format("ended by {} before the output was created", name_of_signal(bit)));
   const bool again = (requests_ & bit) != 0;
   if (again && now - heard_s_ > same_request_s)
     end(fmt::format("ended by a second {} before the step was finished", name_of_signal(bit)));
@@ -107,14 +115,15 @@ void Supervisor::hear(int signal) {
 void Supervisor::check_progress() {
   if (settings_.stall_limit_s <= 0.0) return;
   const double now = steady_now();
+  // A process that was suspended has not waited: more than two looks' time does not count.
+  const double since_last_look_s = std::min(now - last_look_s_, 2 * look_s());
+  last_look_s_ = now;
   const std::uint64_t changes = activity_.changes();
-  if (changes != last_changes_) {
-    last_changes_ = changes;
-    last_change_s_ = now;
-    return;
-  }
-  if (now - last_change_s_ < settings_.stall_limit_s) return;
+  idle_s_ = changes == last_changes_ ? idle_s_ + since_last_look_s : 0.0;
+  last_changes_ = changes;
+  if (idle_s_ < settings_.stall_limit_s) return;
   const Position at = activity_.position();
+  if (at.patience == Patience::unlimited) return;
   std::string where;
   if (at.step >= 0) where += fmt::format("step {}, ", at.step);
   if (!at.phase.empty()) where += fmt::format("{}, ", at.phase);
@@ -133,8 +142,8 @@ std::string Supervisor::who() const {
 }
 
 void Supervisor::end(const std::string& why) const {
-  fmt::print(stderr, "{}: {}\n", who(), why);
-  std::fflush(stderr);
+  say(stderr, fmt::format("{}: {}\n", who(), why));
+  std::this_thread::sleep_for(last_words);
   // A launcher thinks nothing of a process that exits before it has started MPI, and the others would wait
   // for it in MPI_Init; a death by a signal it understands.
   if (rank_ < 0 && settings_.start == Start::by_launcher) kill(getpid(), SIGKILL);

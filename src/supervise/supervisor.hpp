@@ -57,6 +57,7 @@ class Supervisor {
   void watch(const std::stop_token& stop);
   void hear(int signal);
   void check_progress();
+  [[nodiscard]] double look_s() const;
   [[nodiscard]] std::string who() const;
 
   Settings settings_;
@@ -67,7 +68,8 @@ class Supervisor {
 
   // Only the thread uses these.
   std::uint64_t last_changes_ = 0;
-  double last_change_s_ = 0.0;
+  double last_look_s_ = 0.0;
+  double idle_s_ = 0.0;   ///< without a change, as far as the process was running
   double heard_s_ = 0.0;  ///< when the first signal came
 
   int signals_ = -1;  ///< signalfd

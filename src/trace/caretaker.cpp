@@ -99,6 +99,10 @@ Caretaker::Caretaker(const std::string& path) {
 Caretaker::~Caretaker() {
   if (pipe_ < 0) return;
   close(pipe_);
+  wait();
+}
+
+void Caretaker::wait() const {
   // It gives up by itself; a second more, so that this does not hang should it be stopped.
   for (auto left = attempts * between_attempts + 1s; left.count() > 0; left -= poll_interval) {
     if (waitpid(process_, nullptr, WNOHANG) != 0) return;
@@ -113,8 +117,7 @@ void Caretaker::expect(RunStatus status) {
 void Caretaker::dismiss() {
   tell(dismissed);
   close(std::exchange(pipe_, -1));
-  while (waitpid(process_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  wait();
 }
 
 void Caretaker::tell(char word) {
@@ -137,7 +140,11 @@ int take_care_of(const std::string& path) {
     if (word == interrupted) status = RunStatus::interrupted;
   }
   for (int attempt = 0; attempt < attempts; ++attempt) {
-    if (close_abandoned(path, status)) return static_cast<int>(ExitCode::done);
+    try {
+      if (close_abandoned(path, status)) return static_cast<int>(ExitCode::done);
+    } catch (const RunError&) {
+      // What does not work now may work in a moment; if not, the status stays as it is.
+    }
     std::this_thread::sleep_for(between_attempts);
   }
   return static_cast<int>(ExitCode::run_failure);

@@ -28,6 +28,7 @@ class Caretaker {
 
  private:
   void tell(char word);
+  void wait() const;
 
   int process_ = -1;
   int pipe_ = -1;

@@ -504,8 +504,8 @@ class TraceFile::Impl {
       work();
     } catch (const RunError& error) {
       broken_ = true;
-      throw RunError(
-          fmt::format("cannot write {}: {}; windows flushed before are kept", path_, error.what()));
+      throw RunError(fmt::format("cannot write {}: {}{}", path_, error.what(),
+                                 flushed_ ? "; windows flushed before are kept" : ""));
     }
   }
 
@@ -628,11 +628,18 @@ TraceFile::TraceFile(const std::string& path, ExistingFile existing, Tables tabl
   impl_ = std::make_unique<Impl>(path, tables);
   set("schema", "shardbench");
   set("schema_version", schema_version);
-  set_status(RunStatus::running);
-  flush();  // from its first moment on it is a file that opens
+  try {
+    set_status(RunStatus::running);
+    flush();  // from its first moment on it is a file that opens
+  } catch (const RunError&) {
+    give_up();
+    throw;
+  }
 }
 
-TraceFile::~TraceFile() {
+TraceFile::~TraceFile() { give_up(); }
+
+void TraceFile::give_up() {
   // After a failed write, closing would write once more: parts of what had failed, over what had been flushed
   // and is whole. The process is about to end, so the handles are left to it.
   if (!impl_ || !impl_->broken()) return;
@@ -838,7 +845,7 @@ bool close_abandoned(const std::string& path, RunStatus status) {
   if (access(path.c_str(), F_OK) != 0) return true;
   const hid_t opened = H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
   if (opened < 0) return false;
-  const Id file(opened, H5Fclose, "H5Fopen");
+  Id file(opened, H5Fclose, "H5Fopen");
   if (H5Aexists(opened, "status") <= 0) return true;
   const Id attribute(H5Aopen(opened, "status", H5P_DEFAULT), H5Aclose, "H5Aopen");
   const Id type = text_type(H5T_VARIABLE);

@@ -66,6 +66,7 @@ class TraceFile {
  private:
   class Impl;
   void set_status(RunStatus status);
+  void give_up();
 
   std::unique_ptr<Impl> impl_;
 };

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "src/say.hpp"
 #include "src/trace/caretaker.hpp"
 #include "src/trace/process_memory.hpp"
 #include "src/trace/trace_file.hpp"
@@ -72,7 +74,7 @@ class Run {
       file_->set("timer_resolution_s", timer.resolution_s);
     }
     calibrate();
-    const Ending ending = run_windows();
+    const Ending ending = stop_ == 0 ? run_windows() : Ending::interrupted;
     doing("finishing");
     if (ending == Ending::interrupted) return close_interrupted();
     const bool verified = ending == Ending::all_steps && finish();
@@ -106,7 +108,7 @@ class Run {
   void create_file(const std::string& command_line) {
     agree_with_root(world_.control(), [&] {
       file_ = std::make_unique<TraceFile>(options_.output, options_.existing_file);
-      if (!world_.simulated()) caretaker_.emplace(options_.output);
+      start_caretaker();
       describe_run(
           *file_,
           {.scenario = definition_.name, .options = options_, .world = world_, .command_line = command_line});
@@ -114,6 +116,16 @@ class Run {
       return std::string();
     });
     supervisor_.finishes_in_order();
+  }
+
+  void start_caretaker() {
+    if (world_.simulated()) return;
+    try {
+      caretaker_.emplace(options_.output);
+    } catch (const RunError&) {
+      file_->finish(RunStatus::failed);
+      throw;
+    }
   }
 
   void close_file(RunStatus status) {
@@ -126,8 +138,9 @@ class Run {
     if (writes(TraceLevel::steps)) write_memory_peaks();
     if (file_) {
       close_file(RunStatus::interrupted);
-      fmt::print(stderr, "{}: interrupted by {} after {} of {} steps, which are in {}\n", definition_.name,
-                 name_of_signal(stop_), steps_done_, options_.warmup + options_.steps, options_.output);
+      say(stderr,
+          fmt::format("{}: interrupted by {} after {} of {} steps, which are in {}\n", definition_.name,
+                      name_of_signal(stop_), steps_done_, options_.warmup + options_.steps, options_.output));
     }
     return ExitCode::run_failure;
   }
@@ -168,7 +181,11 @@ class Run {
     setup_.recorder().clear();
     const int repetitions =
         maximum(world_.control(), world_.now() - begin) < long_rehearsal_s ? rehearsals : 1;
-    for (int i = 0; i < repetitions; ++i) setup_.rehearse(i);
+    for (int i = 0; i < repetitions && stop_ == 0; ++i) {
+      // A signal may have come to one rank only. Which one counts does not matter, so the largest.
+      if (vote_) stop_ = static_cast<StopRequests>(maximum(world_.control(), supervisor_.requests()));
+      if (stop_ == 0) setup_.rehearse(i);
+    }
     nlohmann::json own = nlohmann::json::array();
     for (const CalibrationRow& row : summarise_rehearsal(options_.dims, setup_.recorder().events()))
       own.push_back({row.kind, row.layer, row.direction, row.compute_alone_s, row.communication_alone_s});
@@ -204,7 +221,7 @@ class Run {
         if (vote_) vote_->cast(supervisor_.requests());
         setup_.step(step, warmup);
         if (vote_) stop_ = vote_->outcome();
-        if (check_) agrees = report(check_->compare_step(step, setup_.scenario()));
+        if (check_) agrees = compare([&] { return check_->compare_step(step, setup_.scenario()); });
       }
       steps_done_ = step;
       if (stop_ != 0 && caretaker_) caretaker_->expect(RunStatus::interrupted);
@@ -280,8 +297,8 @@ class Run {
     const std::vector<LedgerRow> ledger = setup_.ledger();
     const LedgerRow* mismatch = first_mismatch(ledger);
     if (mismatch != nullptr)
-      fmt::print(stderr, "rank {}: ledger: {} should be {} + {} padding, but is {}\n", world_.rank(),
-                 mismatch->quantity, mismatch->expected, mismatch->padding, mismatch->measured);
+      say(stderr, fmt::format("rank {}: ledger: {} should be {} + {} padding, but is {}\n", world_.rank(),
+                              mismatch->quantity, mismatch->expected, mismatch->padding, mismatch->measured));
     bool verified = maximum(world_.control(), mismatch == nullptr ? 0.0 : 1.0) == 0.0;
     if (writes(TraceLevel::steps)) {
       write_ledger(ledger);
@@ -289,13 +306,21 @@ class Run {
     }
     peak_ = maximum(world_.control(), ledger.back().measured);
     expected_peak_ = maximum(world_.control(), ledger.back().expected);
-    if (check_) verified = report(check_->compare_masters(setup_.scenario())) && verified;
+    if (check_) verified = compare([&] { return check_->compare_masters(setup_.scenario()); }) && verified;
     if (writes(TraceLevel::steps) && setup_.scenario().state().holds_values()) write_tensors();
     return verified;
   }
 
+  /// Rank 0 trains the whole batch alone for it, and the others wait: nobody can say how long.
+  bool compare(const std::function<std::optional<std::string>()>& check) {
+    world_.activity().enter({.operation = "comparing with the reference", .patience = Patience::unlimited});
+    const bool agrees = report(check());
+    doing("comparing with the reference");
+    return agrees;
+  }
+
   bool report(const std::optional<std::string>& failure) {
-    if (failure && is_root()) fmt::print(stderr, "{}: check failed: {}\n", definition_.name, *failure);
+    if (failure && is_root()) say(stderr, fmt::format("{}: check failed: {}\n", definition_.name, *failure));
     return !failure;
   }
 
@@ -361,12 +386,14 @@ class Run {
       exposed.push_back(slowest.exposed_s);
     }
     const StepRecord& last = slowest_.rbegin()->second;
-    fmt::print(
-        "{} N={}: step {:.3f} ms (median over {} steps of the maximum over ranks), {:.0f} tokens/s, exposed "
-        "{:.3f} ms, tracked peak {:.1f} MB ({:.1f} expected), loss {:.6f}, check {}\nwrote {}\n",
-        definition_.name, world_.size(), 1e3 * median(steps), steps.size(),
-        static_cast<double>(last.tokens) / median(steps), 1e3 * median(exposed), peak_ / 1e6,
-        expected_peak_ / 1e6, last.loss, options_.check == Check::on ? "passed" : "off", options_.output);
+    say(stdout,
+        fmt::format("{} N={}: step {:.3f} ms (median over {} steps of the maximum over ranks), {:.0f} "
+                    "tokens/s, exposed "
+                    "{:.3f} ms, tracked peak {:.1f} MB ({:.1f} expected), loss {:.6f}, check {}\nwrote {}\n",
+                    definition_.name, world_.size(), 1e3 * median(steps), steps.size(),
+                    static_cast<double>(last.tokens) / median(steps), 1e3 * median(exposed), peak_ / 1e6,
+                    expected_peak_ / 1e6, last.loss, options_.check == Check::on ? "passed" : "off",
+                    options_.output));
   }
 
   Options options_;
@@ -380,8 +407,8 @@ class Run {
   std::optional<ReferenceCheck> check_;
   std::optional<Caretaker> caretaker_;  ///< rank 0 only, like the next
   std::unique_ptr<TraceFile> file_;
-  std::unique_ptr<Vote> vote_;          ///< on stopping; null in a simulation
-  StopRequests stop_ = 0;               ///< what the ranks have agreed to stop for
+  std::unique_ptr<Vote> vote_;  ///< on stopping; null in a simulation
+  StopRequests stop_ = 0;       ///< what the ranks have agreed to stop for
   int steps_done_ = 0;
   std::map<int, StepRecord> slowest_;
   double peak_ = 0.0;  ///< tracked bytes, largest over ranks

@@ -38,6 +38,7 @@ LEVELS = [
     ("kernels/", 1),
     ("src/units.hpp", 0),
     ("src/errors.hpp", 0),
+    ("src/say.hpp", 0),
     ("src/build_info.hpp", 0),
     ("src/build_id", 0),
     ("src/command_line", 0),

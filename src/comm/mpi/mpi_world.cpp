@@ -20,9 +20,8 @@ using mpi::Platform;
 // 200 Mbit/s link's transfers behind compute.
 constexpr double progress_thread_sleep = 50e-6;
 
-// Before MPI_Finalize between hosts.
-constexpr int quiet_rounds = 3;
-constexpr double quiet_round_s = 0.1;
+// Launchers forward what a rank prints, but may drop what they have not read when the job is aborted.
+constexpr double last_words_s = 0.1;
 
 // Imitated compute is cut into slices, between which pending collectives advance.
 constexpr double compute_slice = 0.25e-3;
@@ -242,16 +241,7 @@ class MpiWorld final : public World {
   MpiWorld& operator=(const MpiWorld&) = delete;
   ~MpiWorld() override = default;
 
-  void leave() override {
-    barrier(control_);
-    // Between hosts MPI_Finalize may hang while a peer closes its connections (seen with UCX 1.13 over TCP
-    // and four ranks); a quiet moment before everyone leaves avoids it.
-    const bool several_hosts = !platform_->simulated() && platform_->placement().local_size < size();
-    for (int round = 0; several_hosts && round < quiet_rounds; ++round) {
-      platform_->sleep(quiet_round_s);
-      barrier(control_);
-    }
-  }
+  void leave() override { barrier(control_); }
 
   [[nodiscard]] int rank() const override { return control_.rank(); }
   [[nodiscard]] int size() const override { return control_.size(); }
@@ -305,6 +295,7 @@ class MpiWorld final : public World {
   [[nodiscard]] std::string library() const override { return mpi_library_version(); }
 
   void abort(int exit_code) override {
+    if (!platform_->simulated()) platform_->sleep(last_words_s);
     MPI_Abort(MPI_COMM_WORLD, exit_code);
     std::abort();
   }
