@@ -53,7 +53,13 @@ def run_isolated(work: Callable[[], Iterable[bytes | memoryview]], limits: Limit
         # Newer Pythons warn that other threads' locks stay locked in the child. It takes none of theirs:
         # numpy's and h5py's libraries reset their own at a fork.
         warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
+        try:
+            child = os.fork()
+        except OSError:
+            os.close(receiver)
+            os.close(sender)
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+            raise
     if child == 0:
         _deliver(work, limits, receiver, sender)
     reaped = False

@@ -1,3 +1,4 @@
+// clang-format off
 /* Makes things go wrong in a rank, on demand. Preloaded into ranks (mpiexec -genv LD_PRELOAD ...); what goes
  * wrong is said by the environment. What is not asked for is only passed on.
  *
@@ -11,19 +12,18 @@
  *                           abort   abort(), as a failed assertion does
  *                           leave   _exit(0): gone without a word, and with the exit code of success
  *                           stop    the calling thread sleeps for ever
- *                           freeze  SIGSTOP: every thread stands still, so that the rank itself can notice
- * nothing
+ *                           freeze  SIGSTOP: every thread stands still, so that the rank itself can notice nothing
  *
- *   FAULT_THREAD_LEVEL=n    the MPI library provides no more than that level of threads (0 is
- * MPI_THREAD_SINGLE) FAULT_SLOW_US=n         each sgemm_ takes n microseconds longer
- *   FAULT_MEMORY_BYTES=n    memory of tensor size (16 KiB and more) is refused once n bytes of it have been
- * handed out in all FAULT_WRITE_BYTES=n     of what is written to files named *.h5 only n bytes find room;
- * then FAULT_WRITE_ERRNO (28, ENOSPC)
+ *   FAULT_THREAD_LEVEL=n    the MPI library provides no more than that level of threads (0 is MPI_THREAD_SINGLE)
+ *   FAULT_SLOW_US=n         each sgemm_ takes n microseconds longer
+ *   FAULT_MEMORY_BYTES=n    memory of tensor size (16 KiB and more) is refused once n bytes of it have been handed out
+ *   FAULT_WRITE_BYTES=n     of what is written to files named *.h5 only n bytes find room; then
+ *   FAULT_WRITE_ERRNO       is the error (28, ENOSPC)
  *
- *   FAULT_FLUSH_LOG=path    after each H5Fflush that succeeded, one line is appended: "<pid> steps=<rows>
- * events=<rows> ..." FAULT_BALANCE_LOG=path  to <path>.<rank>, each 100 sends, "<communicators> <fewest
- * requests in flight since the last line>"
+ *   FAULT_FLUSH_LOG=path    after each H5Fflush that succeeded, one line is appended: "<pid> steps=<rows> events=..."
+ *   FAULT_BALANCE_LOG=path  to <path>.<rank>, each 100 sends, "<communicators> <fewest requests in flight since then>"
  */
+// clang-format on
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -194,7 +194,8 @@ def _time() -> list[Case]:
     return [
         Case("straggler", chapter, "One rank computes slower than the others",
              "Its steps show it, the others' waits show it, the headline is the maximum over ranks; warm-up is stored and left out"),
-        Case("straggler-named", chapter, "Which rank is the straggler?", "", not_built="the report does not name ranks yet"),
+        Case("straggler-named", chapter, "Which rank is the straggler?", "The report names it, with what others wait for it",
+             ("analysis/tests/test_stragglers.py::test_a_slow_rank_of_a_real_run_is_named",)),
         Case("clocks", chapter, "Ranks have clocks of their own", "Offsets and their uncertainty are measured before and after the steps"),
         Case("progress-mode", chapter, "Collectives advance only inside MPI calls", "Mode recorded; compute, exposed wait and issue are separate numbers"),
         Case("split-step", chapter, "Where did a step's time go?", "Compute, exposed, optimizer and other add up to the step",

@@ -61,7 +61,7 @@ TEST_F(SupervisorOfARank, EndsAtOnceWhereNobodyWouldAsk) {
         kill(getpid(), SIGTERM);
         exit_when([] { return false; });
       },
-      testing::ExitedWithCode(1), "zero3: ended by SIGTERM before the first step");
+      testing::ExitedWithCode(1), "zero3: ended by SIGTERM before the output was created");
 }
 
 TEST_F(SupervisorOfARank, EndsAtOnceOnTheSameSignalAgain) {
