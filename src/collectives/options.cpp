@@ -195,7 +195,8 @@ Bytes parse_size(const std::string& option, const std::string& text) {
   if (suffix == "K" || suffix == "k") unit = 0x1p10;
   if (suffix == "M" || suffix == "m") unit = 0x1p20;
   if (suffix == "G" || suffix == "g") unit = 0x1p30;
-  const std::optional<double> number = real_number(std::string_view(text).substr(0, end));
+  const std::string_view whole = text;
+  const std::optional<double> number = real_number(whole.substr(0, end));
   const double size = number.value_or(-1.0) * unit;
   const bool divided = suffix.empty() && size != std::floor(size);  // 1.5 bytes
   if (!number || text.starts_with('-') || unit == 0.0 || divided || size > largest)

@@ -28,6 +28,7 @@ class Activity {
   Activity() = default;
   Activity(const Activity&) = delete;
   Activity& operator=(const Activity&) = delete;
+  ~Activity() = default;
 
   void enter(const Position& position) {
     {

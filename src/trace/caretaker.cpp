@@ -13,6 +13,7 @@
 #include <cstring>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "src/errors.hpp"
 
@@ -54,7 +55,7 @@ class SpawnPlan {
   /// Standard input is `input`, and standard error stays, so that a launcher that waits until its pipes are
   /// closed returns when the file is in order. No other file stays open and no signal blocked, and the
   /// session is a new one, so that nobody's kill of a group reaches it.
-  pid_t start(int input, const char* const* arguments) {
+  pid_t start(int input, std::vector<std::string> arguments) {
     check(posix_spawn_file_actions_adddup2(&actions_, input, STDIN_FILENO),
           "posix_spawn_file_actions_adddup2");
     check(posix_spawn_file_actions_addopen(&actions_, STDOUT_FILENO, "/dev/null", O_WRONLY, 0),
@@ -66,9 +67,11 @@ class SpawnPlan {
     check(posix_spawnattr_setsigmask(&attributes_, &none), "posix_spawnattr_setsigmask");
     check(posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSID),
           "posix_spawnattr_setflags");
+    std::vector<char*> words;
+    for (std::string& argument : arguments) words.push_back(argument.data());
+    words.push_back(nullptr);
     pid_t process = -1;
-    check(posix_spawn(&process, "/proc/self/exe", &actions_, &attributes_,
-                      const_cast<char* const*>(arguments), environ),
+    check(posix_spawn(&process, "/proc/self/exe", &actions_, &attributes_, words.data(), environ),
           "posix_spawn");
     return process;
   }
@@ -84,10 +87,8 @@ Caretaker::Caretaker(const std::string& path) {
   std::array<int, 2> ends{};
   if (pipe2(ends.data(), O_CLOEXEC) != 0) check(errno, "pipe2");
   pipe_ = ends[1];
-  const std::array<const char*, 4> arguments = {"shardbench-caretaker", caretaker_argument, path.c_str(),
-                                                nullptr};
   try {
-    process_ = SpawnPlan().start(ends[0], arguments.data());
+    process_ = SpawnPlan().start(ends[0], {"shardbench-caretaker", caretaker_argument, path});
   } catch (...) {
     close(ends[0]);
     close(pipe_);
@@ -110,7 +111,7 @@ void Caretaker::wait() const {
   }
 }
 
-void Caretaker::expect(RunStatus status) {
+void Caretaker::expect(RunStatus status) const {
   if (status == RunStatus::interrupted) tell(interrupted);
 }
 
@@ -120,7 +121,7 @@ void Caretaker::dismiss() {
   wait();
 }
 
-void Caretaker::tell(char word) {
+void Caretaker::tell(char word) const {
   // Without a reader (someone killed the caretaker) SIGPIPE would come; it is ignored where the program
   // starts.
   while (write(pipe_, &word, 1) < 0 && errno == EINTR) {

@@ -22,12 +22,12 @@ class Caretaker {
   ~Caretaker();
 
   /// What the status becomes if this process dies from now on; `failed` until told otherwise.
-  void expect(RunStatus status);
+  void expect(RunStatus status) const;
   /// The file has its final status: the caretaker ends and is waited for.
   void dismiss();
 
  private:
-  void tell(char word);
+  void tell(char word) const;
   void wait() const;
 
   int process_ = -1;

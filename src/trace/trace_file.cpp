@@ -649,8 +649,8 @@ void TraceFile::give_up() {
 
 void TraceFile::set(const std::string& attribute, const std::string& value) {
   impl_->guarded([&] { impl_->set_text(attribute, value); });
-  impl_->checksums.set_attribute(attribute,
-                                 value.c_str());  // without what follows a zero byte, as in the file
+  impl_->checksums.set_attribute(
+      attribute, value.substr(0, value.find('\0')));  // without what follows a zero byte, as in the file
 }
 
 void TraceFile::set(const std::string& attribute, std::int64_t value) {

@@ -72,6 +72,7 @@ class BFloat16Operations {
 
 /// What operations in flight need, though the communicator that issued them may be gone.
 struct NativeGroup {
+  explicit NativeGroup(CommHandle owned) : comm(std::move(owned)) {}
   CommHandle comm;
   BFloat16Operations bf16;
 };
