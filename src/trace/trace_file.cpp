@@ -641,10 +641,9 @@ TraceFile::~TraceFile() { give_up(); }
 
 void TraceFile::give_up() {
   // After a failed write, closing would write once more: parts of what had failed, over what had been flushed
-  // and is whole. The process is about to end, so the handles are left to it.
-  if (!impl_ || !impl_->broken()) return;
-  impl_->let_go();
-  static_cast<void>(impl_.release());
+  // and is whole.
+  if (impl_ && impl_->broken()) impl_->let_go();
+  impl_.reset();
 }
 
 void TraceFile::set(const std::string& attribute, const std::string& value) {
