@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import runs
 from network import NetworkError, RateLimitedNetwork, Traffic
-from test_failure import ENDLESS, ranks_of, wait_for_windows
+from endless import ENDLESS, ranks_of, wait_for_windows
 
 RATE_MBIT = 200.0
 
