@@ -60,7 +60,7 @@ def main(deadline_s: float, command: Sequence[str]) -> int:
         left = _left_after(GRACE_S)
     except Stopped as stopped:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        names = _names(_descendants())
+        names = _names(descendants(os.getpid()))
         if str(stopped) == signal.SIGALRM.name:
             if test is not None:
                 with contextlib.suppress(ProcessLookupError):
@@ -90,8 +90,8 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     raise Stopped(signal.Signals(number).name)
 
 
-def _descendants() -> list[int]:
-    """Live processes that descend from this one. Those whose parents are gone have become its children."""
+def descendants(ancestor: int) -> list[int]:
+    """Live processes that descend from that one. Of a child subreaper also those whose parents are gone."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -102,7 +102,7 @@ def _descendants() -> list[int]:
             if state not in "ZX":
                 children.setdefault(int(parent), []).append(int(entry.name))
     found: list[int] = []
-    unseen = children.get(os.getpid(), [])
+    unseen = children.get(ancestor, [])
     while unseen:
         process = unseen.pop()
         found.append(process)
@@ -123,14 +123,14 @@ def _left_after(seconds: float) -> str:
     end = time.monotonic() + seconds
     while True:
         _reap()
-        processes = _descendants()
+        processes = descendants(os.getpid())
         if not processes or time.monotonic() >= end:
             return _names(processes)
         time.sleep(LOOK_S)
 
 
 def _kill_all() -> None:
-    while processes := _descendants():
+    while processes := descendants(os.getpid()):
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)

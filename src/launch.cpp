@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -66,17 +67,14 @@ OwnOptions own_options(const ParsedOptions& parsed) {
   const Options& options = *parsed.options;
   nlohmann::json json = nlohmann::json::parse(options_json(options));
   // What overrides a preset is the model's in the file, but an option on the command line.
-  const ModelDims& d = options.dims;
-  json.update({{"layers", d.layers},
-               {"hidden", d.hidden},
-               {"heads", d.heads},
-               {"kv-heads", d.kv_heads},
-               {"ffn", d.ffn},
-               {"vocab", d.vocab},
-               {"seq", d.seq},
-               {"tied", d.head == Head::tied},
-               {"output", options.output},
-               {"overwrite", options.existing_file == ExistingFile::overwrite}});
+  const nlohmann::json model = nlohmann::json::parse(model_json(options.dims));
+  for (const auto& [dimension, value] : model.items()) {
+    std::string option = dimension;
+    std::replace(option.begin(), option.end(), '_', '-');
+    json[option] = value;
+  }
+  json["output"] = options.output;
+  json["overwrite"] = options.existing_file == ExistingFile::overwrite;
   return {.json = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), .refusal = {}};
 }
 

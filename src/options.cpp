@@ -342,6 +342,13 @@ ParsedOptions try_parse_options(const std::string& scenario, const std::set<Opti
   return parsed;
 }
 
+std::string model_json(const ModelDims& d) {
+  const nlohmann::ordered_json json = {
+      {"layers", d.layers}, {"hidden", d.hidden}, {"heads", d.heads}, {"kv_heads", d.kv_heads},
+      {"ffn", d.ffn},       {"vocab", d.vocab},   {"seq", d.seq},     {"tied", d.head == Head::tied}};
+  return json.dump();
+}
+
 std::string options_json(const Options& o) {
   nlohmann::ordered_json json = {
       {"scenario", o.scenario},

@@ -118,6 +118,9 @@ ParsedOptions try_parse_options(const std::string& scenario, const std::set<Opti
 Options parse_options(const std::string& scenario, const std::set<OptionFamily>& families,
                       const std::vector<std::string>& arguments);
 
+/// The model's dimensions as JSON text (an object), as they stand in a file's configuration.
+std::string model_json(const ModelDims& dims);
+
 /// Every effective option under its long name, as JSON text (an object).
 std::string options_json(const Options& options);
 

@@ -120,8 +120,8 @@ class Bench {
     if (options_.output.empty()) options_.output = default_output("collectives", world_.size());
     options_.output = agree_with_root(world_.control(), [&] {
       file_ = std::make_unique<TraceFile>(options_.output, options_.existing_file, Tables::collectives);
+      if (!world_.simulated()) caretaker_ = start_caretaker(*file_, options_.output);
       try {
-        if (!world_.simulated()) caretaker_.emplace(options_.output);
         if (!options_.json_file.empty()) options_.json_file = reserve_file(options_.json_file);
       } catch (const RunError&) {
         file_->finish(RunStatus::failed);
@@ -185,10 +185,9 @@ class Bench {
     }
   }
 
-  /// Collective, outside of what is timed. A signal may have come to one rank only; which one counts does not
-  /// matter, so the largest.
+  /// Collective, outside of what is timed.
   void hear_requests() {
-    stop_ = static_cast<StopRequests>(maximum(world_.control(), supervisor_.requests()));
+    stop_ = requests_of_all({world_, memory_, supervisor_});
     if (stop_ != 0 && caretaker_) caretaker_->expect(RunStatus::interrupted);
   }
 
@@ -404,7 +403,7 @@ class Bench {
   const std::vector<std::string>& arguments_;
   Collector collector_;
   std::string start_time_;
-  std::optional<Caretaker> caretaker_;  ///< rank 0 only, like the next five
+  std::unique_ptr<Caretaker> caretaker_;  ///< rank 0 only, like the next five
   std::unique_ptr<TraceFile> file_;
   std::vector<RankLine> rank_lines_;
   std::vector<ResultLine> lines_;

@@ -129,6 +129,15 @@ void Caretaker::tell(char word) const {
   }
 }
 
+std::unique_ptr<Caretaker> start_caretaker(TraceFile& file, const std::string& path) {
+  try {
+    return std::make_unique<Caretaker>(path);
+  } catch (const RunError&) {
+    file.finish(RunStatus::failed);
+    throw;
+  }
+}
+
 int take_care_of(const std::string& path) {
   // Only rank 0's end, not a signal that someone sends to a whole user or terminal, is this process's end.
   for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) std::signal(signal, SIG_IGN);

@@ -2,6 +2,7 @@
 // say "running" for ever.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "src/trace/trace_file.hpp"
@@ -33,6 +34,10 @@ class Caretaker {
   int process_ = -1;
   int pipe_ = -1;
 };
+
+/// A caretaker of the file at `path`. Where none can be had the file is closed as failed, and RunError
+/// thrown: a file without one could say `running` for ever.
+std::unique_ptr<Caretaker> start_caretaker(TraceFile& file, const std::string& path);
 
 /// The first argument with which Caretaker starts the executable; the path follows.
 constexpr const char* caretaker_argument = "--caretaker";

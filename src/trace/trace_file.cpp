@@ -28,8 +28,8 @@ namespace {
 // one stays where it is.
 constexpr hsize_t chunk_rows = 1024;
 
-// More than a flush adds to the file: a new chunk of each table (0.5 MB together, events have the largest
-// rows) and the index of chunks. Rows that fill whole chunks are written when they are appended.
+// More than a flush adds to the file: a new chunk of each table (1.2 MB together) and the index of chunks.
+// Rows that fill whole chunks are written when they are appended.
 constexpr hsize_t flush_reserve = hsize_t{2} << 20;
 
 /// The reason, where the system gave one: HDF5 leaves errno as the failed system call set it.
@@ -624,8 +624,14 @@ class TraceFile::Impl {
 };
 
 TraceFile::TraceFile(const std::string& path, ExistingFile existing, Tables tables) {
+  const bool existed = access(path.c_str(), F_OK) == 0;
   open_path(path, existing);
-  impl_ = std::make_unique<Impl>(path, tables);
+  try {
+    impl_ = std::make_unique<Impl>(path, tables);
+  } catch (const RunError&) {
+    if (!existed) unlink(path.c_str());
+    throw;
+  }
   set("schema", "shardbench");
   set("schema_version", schema_version);
   try {
@@ -844,7 +850,7 @@ bool close_abandoned(const std::string& path, RunStatus status) {
   if (access(path.c_str(), F_OK) != 0) return true;
   const hid_t opened = H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
   if (opened < 0) return false;
-  Id file(opened, H5Fclose, "H5Fopen");
+  const Id file(opened, H5Fclose, "H5Fopen");
   if (H5Aexists(opened, "status") <= 0) return true;
   const Id attribute(H5Aopen(opened, "status", H5P_DEFAULT), H5Aclose, "H5Aopen");
   const Id type = text_type(H5T_VARIABLE);
@@ -858,6 +864,7 @@ bool close_abandoned(const std::string& path, RunStatus status) {
   const std::string text(name_of(status));
   const char* const value = text.c_str();
   check(H5Awrite(attribute.get(), type.get(), static_cast<const void*>(&value)), "H5Awrite");
+  check(H5Fflush(opened, H5F_SCOPE_GLOBAL), "H5Fflush");
   return true;
 }
 

@@ -88,15 +88,8 @@ void describe_run(TraceFile& file, const RunDescription& run) {
 
   nlohmann::ordered_json config;
   config["options"] = nlohmann::ordered_json::parse(options_json(options));
-  config["model"] = {{"layers", d.layers},
-                     {"hidden", d.hidden},
-                     {"heads", d.heads},
-                     {"kv_heads", d.kv_heads},
-                     {"ffn", d.ffn},
-                     {"vocab", d.vocab},
-                     {"seq", d.seq},
-                     {"tied", d.head == Head::tied},
-                     {"psi", parameter_count(d).count()}};
+  config["model"] = nlohmann::ordered_json::parse(model_json(d));
+  config["model"]["psi"] = parameter_count(d).count();
   config["wait_policy"] = world.wait_policy();
   // Ranks leave it up to ceil(log2 N) message latencies apart; see barrier() in control.cpp.
   config["window_barrier"] =

@@ -108,7 +108,7 @@ class Run {
   void create_file(const std::string& command_line) {
     agree_with_root(world_.control(), [&] {
       file_ = std::make_unique<TraceFile>(options_.output, options_.existing_file);
-      start_caretaker();
+      if (!world_.simulated()) caretaker_ = start_caretaker(*file_, options_.output);
       describe_run(
           *file_,
           {.scenario = definition_.name, .options = options_, .world = world_, .command_line = command_line});
@@ -116,16 +116,6 @@ class Run {
       return std::string();
     });
     supervisor_.finishes_in_order();
-  }
-
-  void start_caretaker() {
-    if (world_.simulated()) return;
-    try {
-      caretaker_.emplace(options_.output);
-    } catch (const RunError&) {
-      file_->finish(RunStatus::failed);
-      throw;
-    }
   }
 
   void close_file(RunStatus status) {
@@ -182,8 +172,7 @@ class Run {
     const int repetitions =
         maximum(world_.control(), world_.now() - begin) < long_rehearsal_s ? rehearsals : 1;
     for (int i = 0; i < repetitions && stop_ == 0; ++i) {
-      // A signal may have come to one rank only. Which one counts does not matter, so the largest.
-      if (vote_) stop_ = static_cast<StopRequests>(maximum(world_.control(), supervisor_.requests()));
+      if (vote_) stop_ = requests_of_all({world_, memory_, supervisor_});
       if (stop_ == 0) setup_.rehearse(i);
     }
     nlohmann::json own = nlohmann::json::array();
@@ -387,13 +376,14 @@ class Run {
     }
     const StepRecord& last = slowest_.rbegin()->second;
     say(stdout,
-        fmt::format("{} N={}: step {:.3f} ms (median over {} steps of the maximum over ranks), {:.0f} "
-                    "tokens/s, exposed "
-                    "{:.3f} ms, tracked peak {:.1f} MB ({:.1f} expected), loss {:.6f}, check {}\nwrote {}\n",
-                    definition_.name, world_.size(), 1e3 * median(steps), steps.size(),
-                    static_cast<double>(last.tokens) / median(steps), 1e3 * median(exposed), peak_ / 1e6,
-                    expected_peak_ / 1e6, last.loss, options_.check == Check::on ? "passed" : "off",
-                    options_.output));
+        fmt::format(
+            "{} N={}: step {:.3f} ms (median over {} steps of the maximum over ranks), {:.0f} tokens/s, "
+            "exposed {:.3f} ms, tracked peak {:.1f} MB ({:.1f} expected), loss {:.6f}, check {}\n"
+            "wrote {}\n",
+            definition_.name, world_.size(), 1e3 * median(steps), steps.size(),
+            static_cast<double>(last.tokens) / median(steps), 1e3 * median(exposed), peak_ / 1e6,
+            expected_peak_ / 1e6, last.loss, options_.check == Check::on ? "passed" : "off",
+            options_.output));
   }
 
   Options options_;
@@ -405,7 +395,7 @@ class Run {
   ProcessMemory process_before_;  ///< before anything is allocated
   RankSetup setup_;
   std::optional<ReferenceCheck> check_;
-  std::optional<Caretaker> caretaker_;  ///< rank 0 only, like the next
+  std::unique_ptr<Caretaker> caretaker_;  ///< rank 0 only, like the next
   std::unique_ptr<TraceFile> file_;
   std::unique_ptr<Vote> vote_;  ///< on stopping; null in a simulation
   StopRequests stop_ = 0;       ///< what the ranks have agreed to stop for

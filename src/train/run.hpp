@@ -7,9 +7,9 @@
 
 namespace shardbench {
 
-/// Collective over `world`. Creates the output file before the first step, runs warm-up and timed steps in
-/// windows, and finishes the file. Returns done or check_failed alike on every rank; throws UsageError alike
-/// on every rank, anything else where it happens.
+/// Collective over the world. Creates the output file before the first step, runs warm-up and timed steps in
+/// windows, and finishes the file. Returns done, check_failed, or run_failure when stopped by a signal, alike
+/// on every rank; throws UsageError alike on every rank, anything else where it happens.
 ExitCode run_scenario(Options options, const ScenarioDefinition& definition, const Surroundings& surroundings,
                       const std::string& command_line);
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import runs
 from network import NetworkError, RateLimitedNetwork, Traffic
-from endless import ENDLESS, ranks_of, wait_for_windows
 
 RATE_MBIT = 200.0
 
@@ -174,11 +173,11 @@ def test_jobs_of_two_ranks_a_host_end(hosts: int) -> None:
 @pytest.mark.parametrize("victim", [0, 3])
 def test_rank_killed_on_one_host_ends_the_job(two_hosts: RateLimitedNetwork, tmp_path: Path, victim: int) -> None:
     output = tmp_path / "endless.h5"
-    program = [str(runs.BIN / "zero3"), *ENDLESS, "-o", str(output)]
+    program = [str(runs.BIN / "zero3"), *runs.ENDLESS, "-o", str(output)]
     job = runs.start(two_hosts.command(2, program, runs.MPIEXEC), tmp_path, **two_hosts.environment(2))
     try:
-        wait_for_windows(job, output, "zero3", 4, windows=1)
-        processes = ranks_of(job, "zero3")
+        wait_for_a_window(job, output)
+        processes = runs.ranks_of(job, "zero3")
         assert len(processes) == 4
         begin = time.monotonic()
         os.kill(processes[victim], signal.SIGKILL)
@@ -215,6 +214,16 @@ def test_network_that_cannot_be_made_leaves_nothing() -> None:
     with pytest.raises(NetworkError, match="rate"), RateLimitedNetwork(hosts=1, rate_mbit=float("inf")):
         pass
     assert namespaces(prefix) == others
+
+
+def wait_for_a_window(job: subprocess.Popen[str], output: Path) -> None:
+    """A file larger than one that ended after a window has something of the next; the one before is flushed."""
+    enough = runs.trace("zero3", 4, "-n", str(runs.WINDOW), *runs.WINDOWED).path.stat().st_size
+    deadline = time.monotonic() + runs.TIMEOUT_S
+    while not output.exists() or output.stat().st_size <= enough:
+        assert job.poll() is None, job.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def is_alive(process: int) -> bool:

@@ -19,9 +19,7 @@ import numpy as np
 import pytest
 import runs
 
-WINDOW, WARMUP = 4, 1
-OPTIONS = ("-w", str(WARMUP), "--window", str(WINDOW), "--threads", "1")
-ENDLESS = ("-n", "32000", *OPTIONS)
+WINDOW, WARMUP, ENDLESS = runs.WINDOW, runs.WARMUP, runs.ENDLESS
 
 # Whatever befalls a rank, its job is over by then.
 LIMIT_S = 10.0
@@ -93,16 +91,7 @@ class Job:
         return found
 
     def rank_processes(self) -> list[int]:
-        """Process ids by rank. (A rank may have helpers; they come after it in the tree.)"""
-        found: dict[int, int] = {}
-        for process in runs.descendants(self.process.pid):
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{process}/comm").read_text().strip() != self.scenario:
-                    continue
-                for variable in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
-                    if variable.startswith(b"PMI_RANK="):
-                        found.setdefault(int(variable[9:]), process)
-        return [found[rank] for rank in sorted(found)]
+        return runs.ranks_of(self.process, self.scenario)
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,9 @@ import h5py
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "cmake"))
+import guard  # noqa: E402
+
 BIN = Path(os.environ.get("SHARDBENCH_BIN") or ROOT / "build/release/bin")
 SIM_BIN = Path(os.environ.get("SHARDBENCH_SIM_BIN") or ROOT / "build/sim/bin")
 MPIEXEC = os.environ.get("SHARDBENCH_MPIEXEC") or "mpiexec"
@@ -29,6 +33,11 @@ TIMEOUT_S = 120.0
 
 # Variables by which a launcher tells a process who it is; a test that starts processes must not inherit them.
 LAUNCHER_PREFIXES = ("PMI", "SLURM_", "MPI_LOCAL", "HYDI_", "HYDRA_")
+
+# A job that does not end by itself, and writes often.
+WINDOW, WARMUP = 4, 1
+WINDOWED = ("-w", str(WARMUP), "--window", str(WINDOW), "--threads", "1")
+ENDLESS = ("-n", "32000", *WINDOWED)
 
 EVENT_TIMES = ("issue_s", "start_s", "end_s", "wait_s")
 
@@ -60,21 +69,20 @@ def environment(**changes: str) -> dict[str, str]:
 
 def descendants(ancestor: int) -> list[int]:
     """Ids of the live processes that a process started, it included. (mpiexec gives each rank a session of its own.)"""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
+    return [ancestor, *guard.descendants(ancestor)]
+
+
+def ranks_of(job: subprocess.Popen[str], scenario: str) -> list[int]:
+    """Process ids by rank. (A rank may have a caretaker; it comes after it in the tree.)"""
+    found: dict[int, int] = {}
+    for process in descendants(job.pid):
         with contextlib.suppress(OSError):
-            # After the name in parentheses: state, parent (man 5 proc).
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
-                children.setdefault(int(parent), []).append(int(entry.name))
-    found, unseen = [], [ancestor]
-    while unseen:
-        process = unseen.pop()
-        found.append(process)
-        unseen += children.get(process, [])
-    return found
+            if Path(f"/proc/{process}/comm").read_text().strip() != scenario:
+                continue
+            for variable in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
+                if variable.startswith(b"PMI_RANK="):
+                    found.setdefault(int(variable[9:]), process)
+    return [found[rank] for rank in sorted(found)]
 
 
 def kill_tree(process: subprocess.Popen[str]) -> None:
