@@ -46,8 +46,8 @@ std::shared_ptr<std::byte> map_aliased(Bytes size) {
   std::shared_ptr<std::byte> arena(static_cast<std::byte*>(base),
                                    [length](std::byte* p) { munmap(p, length); });
   for (std::int64_t i = 0; i < windows; ++i)
-    if (mmap(arena.get() + i * window, window, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) ==
-        MAP_FAILED)
+    if (mmap(arena.get() + i * window, static_cast<std::size_t>(window), PROT_READ | PROT_WRITE,
+             MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED)
       throw fail("mmap");
   return arena;
 }
