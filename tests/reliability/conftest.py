@@ -13,6 +13,7 @@ from recorder import Record  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: for make reliability and make test-all")
     config.addinivalue_line("markers", "reliability(name): the case of tests/reliability/cases.py that the test belongs to")
 
 

@@ -187,7 +187,12 @@ def random_fault(seed: int) -> tuple[str, int, int, dict[str, object]]:
     return scenario, ranks, int(str(fault["rank"])), fault
 
 
-@pytest.mark.parametrize("seed", range(20))
+def seeds(count: int, quick: int) -> list[object]:
+    """0 ... count - 1, of which all but the first are marked slow."""
+    return [seed if seed < quick else pytest.param(seed, marks=pytest.mark.slow) for seed in range(count)]
+
+
+@pytest.mark.parametrize("seed", seeds(20, quick=8))
 @case("random-failures")
 def test_random_failures(tmp_path: Path, seed: int, record: Record) -> None:
     scenario, ranks, _, fault = random_fault(seed)
@@ -210,7 +215,7 @@ def test_random_failures(tmp_path: Path, seed: int, record: Record) -> None:
                 jobs.assert_keeps(job, flushed, trace)
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", seeds(50, quick=15))
 @case("random-kills")
 def test_kills_at_random_instants_keep_every_flushed_window(tmp_path: Path, seed: int, record: Record) -> None:
     """Of one rank (even seeds) or of all at once; every fifth time of everything, mpiexec and rank 0's helper too."""
