@@ -18,9 +18,13 @@ inline const Choices<Algorithm> algorithm_choices = {{"auto", Algorithm::automat
                                                      {"ring", Algorithm::ring},
                                                      {"doubling", Algorithm::doubling},
                                                      {"hierarchical", Algorithm::hierarchical},
-                                                     {"native", Algorithm::native}};
-inline const Choices<Progress> progress_choices = {
-    {"none", Progress::none}, {"poll", Progress::poll}, {"thread", Progress::thread}};
+                                                     {"native", Algorithm::native},
+                                                     {"nccl", Algorithm::nccl},
+                                                     {"coarse", Algorithm::coarse}};
+inline const Choices<Progress> progress_choices = {{"none", Progress::none},
+                                                   {"poll", Progress::poll},
+                                                   {"thread", Progress::thread},
+                                                   {"stream", Progress::stream}};
 
 inline constexpr const char* stall_timeout_help =
     "seconds without any progress after which a rank ends the job and says where it stood; 0 = never";

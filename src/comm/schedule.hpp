@@ -80,6 +80,10 @@ struct ScheduleRequest {
 /// The schedule of one rank; all ranks' schedules match message for message.
 Schedule make_schedule(const ScheduleRequest& request);
 
+/// What a rank sends for a ring over `ranks` of a collective of `size` elements: (ranks-1)/ranks of it, for
+/// an all-reduce twice that. Rounded down.
+Elements ring_share(Collective collective, Elements size, int ranks);
+
 /// What `automatic` stands for: direct up to 8 ranks (fewest roundings), then
 /// doubling while a block is small (latency), else ring.
 Algorithm resolve(Algorithm algorithm, const ScheduleRequest& request);

@@ -36,6 +36,8 @@ class Platform {
   /// Of each rank of the world: some number that the ranks of one node have in common.
   [[nodiscard]] virtual const std::vector<int>& nodes() const = 0;
   [[nodiscard]] virtual bool simulated() const = 0;
+  /// See World.
+  [[nodiscard]] virtual const Hardware* hardware() const = 0;
   [[nodiscard]] virtual std::string wait_policy() const = 0;
 };
 

@@ -159,6 +159,7 @@ class RealPlatform final : public Platform {
   [[nodiscard]] Placement placement() const override { return placement_; }
   [[nodiscard]] const std::vector<int>& nodes() const override { return nodes_; }
   [[nodiscard]] bool simulated() const override { return false; }
+  [[nodiscard]] const Hardware* hardware() const override { return nullptr; }
   [[nodiscard]] std::string wait_policy() const override {
     return fmt::format("yield {} times, then sleep {:.0f} us growing to {:.0f} us", policy_.yields,
                        1e6 * policy_.shortest_sleep_s, 1e6 * policy_.longest_sleep_s);
@@ -172,7 +173,15 @@ class RealPlatform final : public Platform {
 
 }  // namespace
 
-void check_supported(const WorldSettings& /*settings*/) {}
+void check_supported(const WorldSettings& settings) {
+  if (is_modelled(settings.algorithm))
+    throw UsageError(fmt::format(
+        "--algorithm {} is a model, which only a simulation has (shardbench simulate); use another",
+        name_of(settings.algorithm)));
+  if (settings.progress == Progress::stream)
+    throw UsageError(
+        "--progress stream exists only in simulation (shardbench simulate); use poll, thread or none");
+}
 
 bool reports_no_thread_level() { return false; }
 bool is_simulation() { return false; }

@@ -93,6 +93,7 @@ class SimulatedPlatform final : public Platform {
   }
   [[nodiscard]] const std::vector<int>& nodes() const override { return nodes_; }
   [[nodiscard]] bool simulated() const override { return true; }
+  [[nodiscard]] const Hardware* hardware() const override { return nullptr; }
   [[nodiscard]] std::string wait_policy() const override {
     return "simulated: block until a message completes";
   }

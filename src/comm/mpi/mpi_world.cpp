@@ -290,6 +290,7 @@ class MpiWorld final : public World {
   [[nodiscard]] Placement placement() const override { return platform_->placement(); }
   [[nodiscard]] const std::vector<int>& nodes() const override { return nodes_; }
   [[nodiscard]] bool simulated() const override { return platform_->simulated(); }
+  [[nodiscard]] const Hardware* hardware() const override { return platform_->hardware(); }
   [[nodiscard]] std::string wait_policy() const override { return platform_->wait_policy(); }
 
   [[nodiscard]] std::string library() const override { return mpi_library_version(); }
