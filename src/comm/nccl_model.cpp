@@ -9,6 +9,10 @@
 namespace shardbench {
 namespace {
 
+// Of what LL sends, half is flags; its tree does worse.
+constexpr double ll_fraction = 0.5;
+constexpr double tree_ll_fraction = 1.0 / 3.8;
+
 /// Each rank sends (N-1)/N of S in an all-gather or reduce-scatter, twice that in an all-reduce.
 double passes(Collective collective) { return collective == Collective::all_reduce ? 2.0 : 1.0; }
 
@@ -44,7 +48,7 @@ class Tuner {
     const double hops =
         (group_.ranks - group_.nodes) * in_node + (group_.nodes - 1) * table_.ring_hop_between_nodes_s[p];
     double fraction = 1.0;
-    if (protocol == NcclProtocol::ll) fraction = std::min(table_.ll_fraction, ll_cap());
+    if (protocol == NcclProtocol::ll) fraction = std::min(ll_fraction, ll_cap());
     if (protocol == NcclProtocol::ll128)
       fraction = std::min(table_.ll128_fraction,
                           table_.channels * table_.ll128_channel_bandwidth / group_.bus_bandwidth);
@@ -61,7 +65,7 @@ class Tuner {
     const double depth = (group_.ranks / group_.nodes - 1) * in_node +
                          log2_of(group_.nodes) * table_.tree_hop_between_nodes_s[p];
     double fraction = table_.tree_fraction;
-    if (protocol == NcclProtocol::ll) fraction = std::min(fraction * table_.tree_ll_fraction, ll_cap());
+    if (protocol == NcclProtocol::ll) fraction = std::min(tree_ll_fraction, ll_cap());
     if (protocol == NcclProtocol::ll128) fraction *= table_.ll128_fraction;
     return {.algorithm = NcclAlgorithm::tree,
             .protocol = protocol,

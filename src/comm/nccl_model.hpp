@@ -37,11 +37,9 @@ struct NcclTable {
   PerProtocol tree_hop_between_nodes_s{};
   double ll_multi_node_hop_factor = 1.0;     ///< on hops inside a node, when there are several nodes
   std::array<double, 3> ll_max_bandwidth{};  ///< by nodes: 1, 2, more
-  double ll_fraction = 0.5;                  ///< of each transfer that is data
   double ll128_fraction = 1.0;
   double ll128_channel_bandwidth = 0.0;
   double tree_fraction = 1.0;
-  double tree_ll_fraction = 1.0;
   double pat_fraction = 1.0;
   double pat_log_divisor = 1.0;
   double pat_rank_s = 0.0;

@@ -64,11 +64,9 @@ NcclTable parse_nccl(const Section& nccl) {
           .tree_hop_between_nodes_s = nccl.microseconds("network_hop_us", "tree"),
           .ll_multi_node_hop_factor = nccl.positive("ll_multi_node_hop_factor"),
           .ll_max_bandwidth = nccl.get<std::array<double, 3>>("ll_max_bandwidth"),
-          .ll_fraction = nccl.positive("ll_fraction"),
           .ll128_fraction = nccl.positive("ll128_fraction"),
           .ll128_channel_bandwidth = nccl.positive("ll128_channel_bandwidth"),
           .tree_fraction = nccl.positive("tree_fraction"),
-          .tree_ll_fraction = nccl.positive("tree_ll_fraction"),
           .pat_fraction = nccl.positive("pat_fraction"),
           .pat_log_divisor = nccl.positive("pat_log_divisor"),
           .pat_rank_s = micro * nccl.get<double>("pat_rank_us")};
