@@ -74,6 +74,9 @@ std::vector<std::byte> Fabric::collect(int rank, int from) {
 }
 
 std::shared_ptr<Fabric::Parcel> Fabric::meet(const Address& address, bool as_sender) {
+  // First, because other actors run while one is made; from here on this one is alone.
+  while (idle_mailboxes_.empty())
+    idle_mailboxes_.push_back(sg4::Mailbox::by_name("shardbench-" + std::to_string(mailboxes_++)));
   auto& queue = waiting_[address];
   if (!queue.empty() && queue.front()->from_sender != as_sender) {
     auto parcel = std::move(queue.front());
@@ -85,12 +88,8 @@ std::shared_ptr<Fabric::Parcel> Fabric::meet(const Address& address, bool as_sen
   }
   auto parcel = std::make_shared<Parcel>();
   parcel->from_sender = as_sender;
-  if (idle_mailboxes_.empty()) {
-    parcel->mailbox = sg4::Mailbox::by_name("shardbench-" + std::to_string(mailboxes_++));
-  } else {
-    parcel->mailbox = idle_mailboxes_.back();
-    idle_mailboxes_.pop_back();
-  }
+  parcel->mailbox = idle_mailboxes_.back();
+  idle_mailboxes_.pop_back();
   queue.push_back(parcel);
   return parcel;
 }
@@ -104,7 +103,10 @@ std::shared_ptr<ModelledGroup> Fabric::modelled_group(int sequence, std::span<co
                                                       Algorithm algorithm) {
   std::weak_ptr<ModelledGroup>& known = groups_[group_number(sequence, members.front())];
   std::shared_ptr<ModelledGroup> group = known.lock();
-  if (!group) known = group = ModelledGroup::create(shared_from_this(), members, algorithm);
+  if (!group) {
+    known = group = std::make_shared<ModelledGroup>(shared_from_this(), members, algorithm);
+    group->begin();  // only now: another member that looks for it meanwhile shall find it
+  }
   return group;
 }
 

@@ -123,14 +123,6 @@ void ModelledOperation::wait() {
   ended_->acquire();
 }
 
-std::shared_ptr<ModelledGroup> ModelledGroup::create(std::shared_ptr<Fabric> fabric,
-                                                     std::span<const int> members, Algorithm algorithm) {
-  const std::shared_ptr<ModelledGroup> group(new ModelledGroup(std::move(fabric), members, algorithm));
-  if (members.size() > 1)
-    sg4::Actor::create("stream", sg4::this_actor::get_host(), [group] { group->run(); })->daemonize();
-  return group;
-}
-
 ModelledGroup::ModelledGroup(std::shared_ptr<Fabric> fabric, std::span<const int> members,
                              Algorithm algorithm)
     : fabric_(std::move(fabric)), members_(members.begin(), members.end()), algorithm_(algorithm) {
@@ -140,6 +132,13 @@ ModelledGroup::ModelledGroup(std::shared_ptr<Fabric> fabric, std::span<const int
   } else {
     lay_ring_per_nic();
   }
+}
+
+void ModelledGroup::begin() {
+  if (members_.size() > 1)
+    sg4::Actor::create("stream", sg4::this_actor::get_host(), [self = shared_from_this()] {
+      self->run();
+    })->daemonize();
 }
 
 void ModelledGroup::lay_one_ring() {

@@ -50,9 +50,11 @@ class ModelledOperation {
 
 class ModelledGroup : public std::enable_shared_from_this<ModelledGroup> {
  public:
-  /// Starts the actor that plays the group's stream. It lives until the simulation ends.
-  static std::shared_ptr<ModelledGroup> create(std::shared_ptr<Fabric> fabric, std::span<const int> members,
-                                               Algorithm algorithm);
+  ModelledGroup(std::shared_ptr<Fabric> fabric, std::span<const int> members, Algorithm algorithm);
+
+  /// Starts the actor that plays the group's stream, which lives until the simulation ends. Other ranks run
+  /// meanwhile.
+  void begin();
 
   /// The `index`-th collective of the group, which this member issues.
   std::shared_ptr<ModelledOperation> issue(std::size_t index, int group_rank, Collective collective,
@@ -71,7 +73,6 @@ class ModelledGroup : public std::enable_shared_from_this<ModelledGroup> {
     double bandwidth_fraction = 1.0;
   };
 
-  ModelledGroup(std::shared_ptr<Fabric> fabric, std::span<const int> members, Algorithm algorithm);
   void lay_one_ring();
   void lay_ring_per_nic();
   void run();
