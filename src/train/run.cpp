@@ -53,7 +53,7 @@ class Run {
         memory_(surroundings.memory),
         supervisor_(surroundings.supervisor),
         collector_(world_.control()),
-        process_before_(read_process_memory()),
+        process_before_(world_.simulated() ? ProcessMemory{} : read_process_memory()),
         setup_(check_output_path(options_), definition, world_, memory_, Purpose::run) {
     if (options_.check == Check::on) check_.emplace(setup_.context());
     // Only now: what is refused, or does not fit into memory, shall not have replaced anyone's results.
@@ -141,12 +141,15 @@ class Run {
     if (file_) file_->append(std::span<const ClockRow>(rows));
   }
 
+  /// Not in a simulation, where all ranks are the simulator's one process.
+  [[nodiscard]] bool samples_process() const { return writes(TraceLevel::steps) && !world_.simulated(); }
+
   void sample_process_memory(int step) {
-    if (writes(TraceLevel::steps)) write_process_memory(step, read_process_memory());
+    if (samples_process()) write_process_memory(step, read_process_memory());
   }
 
   void write_process_memory(int step, const ProcessMemory& memory) {
-    if (!writes(TraceLevel::steps)) return;
+    if (!samples_process()) return;
     process_peak_ = {.rss = std::max(process_peak_.rss, memory.rss),
                      .hwm = std::max(process_peak_.hwm, memory.hwm),
                      .pss = std::max(process_peak_.pss, memory.pss)};
@@ -162,15 +165,19 @@ class Run {
     });
   }
 
+  /// What follows is warm. Returns how many rehearsals are worth their time.
+  int rehearse_cold() {
+    const double begin = world_.now();
+    setup_.rehearse(0);
+    setup_.recorder().clear();
+    return maximum(world_.control(), world_.now() - begin) < long_rehearsal_s ? rehearsals : 1;
+  }
+
   /// Times each layer's compute and communication alone, without changing parameters.
   void calibrate() {
     if (!writes(TraceLevel::events)) return;
     doing("rehearsing");
-    const double begin = world_.now();
-    setup_.rehearse(0);
-    setup_.recorder().clear();
-    const int repetitions =
-        maximum(world_.control(), world_.now() - begin) < long_rehearsal_s ? rehearsals : 1;
+    const int repetitions = world_.simulated() ? 1 : rehearse_cold();
     for (int i = 0; i < repetitions && stop_ == 0; ++i) {
       if (vote_) stop_ = requests_of_all({world_, memory_, supervisor_});
       if (stop_ == 0) setup_.rehearse(i);
@@ -334,9 +341,11 @@ class Run {
       own[std::string(name_of(category))] = tracker.peak(category).count();
     }
     own["total_tracked"] = tracker.total_peak().count();
-    own["process_rss"] = process_peak_.rss.count();
-    own["process_hwm"] = process_peak_.hwm.count();
-    own["process_pss"] = process_peak_.pss.count();
+    if (samples_process()) {
+      own["process_rss"] = process_peak_.rss.count();
+      own["process_hwm"] = process_peak_.hwm.count();
+      own["process_pss"] = process_peak_.pss.count();
+    }
     collector_.for_each_rank_json(own, [&](int rank, const nlohmann::json& json) {
       std::vector<MemoryPeakRow> rows;
       for (const auto& [category, bytes] : json.items()) rows.push_back({rank, category, bytes});

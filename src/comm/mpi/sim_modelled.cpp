@@ -16,6 +16,8 @@ namespace {
 
 namespace sg4 = simgrid::s4u;
 
+constexpr std::size_t flows_per_courier = 64;
+
 double now() { return sg4::Engine::get_clock(); }
 
 double route_latency(const sg4::Host* from, const sg4::Host* to) {
@@ -135,10 +137,15 @@ ModelledGroup::ModelledGroup(std::shared_ptr<Fabric> fabric, std::span<const int
 }
 
 void ModelledGroup::begin() {
-  if (members_.size() > 1)
-    sg4::Actor::create("stream", sg4::this_actor::get_host(), [self = shared_from_this()] {
-      self->run();
-    })->daemonize();
+  const auto start = [](auto body) {
+    sg4::Actor::create("stream", sg4::this_actor::get_host(), std::move(body))->daemonize();
+  };
+  const std::span<const Flow> flows = flows_;
+  for (std::size_t first = 0; first < flows.size(); first += flows_per_courier)
+    couriers_.push_back({.flows = flows.subspan(first, std::min(flows_per_courier, flows.size() - first))});
+  for (const Courier& courier : couriers_)
+    start([self = shared_from_this(), &courier] { self->deliver(courier); });
+  if (members_.size() > 1) start([self = shared_from_this()] { self->run(); });
 }
 
 void ModelledGroup::lay_one_ring() {
@@ -257,14 +264,25 @@ void ModelledGroup::carry_out(const ModelledOperation& operation) {
   const double sent = passes(operation.collective_) *
                       static_cast<double>(bytes_of(operation.dtype_, operation.size_).count()) * (n - 1.0) /
                       n;
+  bytes_of_ring_ = sent / cost.bandwidth_fraction;
+  delivering_ = couriers_.size();
+  for (const Courier& courier : couriers_) courier.go->release();
+  delivered_->acquire();
+}
+
+void ModelledGroup::deliver(const Courier& courier) {
   std::vector<sg4::CommPtr> messages;
-  messages.reserve(flows_.size());
-  for (const Flow& flow : flows_) {
-    const double on_the_wire = sent * flow.share / (flow.efficiency * cost.bandwidth_fraction);
-    messages.push_back(
-        sg4::Comm::sendto_async(flow.from, flow.to, static_cast<std::uint64_t>(std::llround(on_the_wire))));
+  for (;;) {
+    courier.go->acquire();
+    for (const Flow& flow : courier.flows) {
+      const double bytes = bytes_of_ring_ * flow.share / flow.efficiency;
+      messages.push_back(
+          sg4::Comm::sendto_async(flow.from, flow.to, static_cast<std::uint64_t>(std::llround(bytes))));
+    }
+    sg4::Comm::wait_all(messages);
+    messages.clear();
+    if (--delivering_ == 0) delivered_->release();
   }
-  sg4::Comm::wait_all(messages);
 }
 
 ModelledGroup::Cost ModelledGroup::cost_of(const ModelledOperation& operation) const {

@@ -73,10 +73,18 @@ class ModelledGroup : public std::enable_shared_from_this<ModelledGroup> {
     double bandwidth_fraction = 1.0;
   };
 
+  /// An actor that sends some of the flows. (What an actor has under way the simulator keeps in a list,
+  /// through which it goes for each message that ends.)
+  struct Courier {
+    std::span<const Flow> flows;
+    simgrid::s4u::SemaphorePtr go = simgrid::s4u::Semaphore::create(0);
+  };
+
   void lay_one_ring();
   void lay_ring_per_nic();
   void run();
   void carry_out(const ModelledOperation& operation);
+  void deliver(const Courier& courier);
   [[nodiscard]] Cost cost_of(const ModelledOperation& operation) const;
   void combine(const ModelledOperation& operation) const;
 
@@ -84,6 +92,10 @@ class ModelledGroup : public std::enable_shared_from_this<ModelledGroup> {
   std::vector<int> members_;
   Algorithm algorithm_;
   std::vector<Flow> flows_;
+  std::vector<Courier> couriers_;
+  double bytes_of_ring_ = 0.0;  ///< what a flow with all of a ring carries in the present collective
+  std::size_t delivering_ = 0;  ///< couriers on their way
+  simgrid::s4u::SemaphorePtr delivered_ = simgrid::s4u::Semaphore::create(0);
   NcclGroup nccl_;
   double ring_latency_s_ = 0.0;   ///< of a ring's n-1 hops, as the platform's links have it
   double first_latency_s_ = 0.0;  ///< the largest of one flow's route, which its message takes itself
