@@ -59,6 +59,9 @@ class Fabric : public std::enable_shared_from_this<Fabric> {
   std::shared_ptr<ModelledGroup> modelled_group(int sequence, std::span<const int> members,
                                                 Algorithm algorithm);
 
+  /// The groups whose transfers are under way, in the order in which they began.
+  [[nodiscard]] std::vector<ModelledGroup*>& transferring() { return transferring_; }
+
   /// A collective of this rank's begins (+1) or ends (-1) to use its links.
   void add_load(int rank, int change);
   /// Passes `seconds` of compute, (1 + contention) times as slowly while the rank has load.
@@ -90,6 +93,7 @@ class Fabric : public std::enable_shared_from_this<Fabric> {
   int mailboxes_ = 0;
   std::map<std::pair<int, int>, int> group_numbers_;
   std::map<int, std::weak_ptr<ModelledGroup>> groups_;
+  std::vector<ModelledGroup*> transferring_;
 };
 
 }  // namespace shardbench::mpi

@@ -20,13 +20,6 @@ constexpr std::size_t flows_per_courier = 64;
 
 double now() { return sg4::Engine::get_clock(); }
 
-double route_latency(const sg4::Host* from, const sg4::Host* to) {
-  std::vector<sg4::Link*> links;
-  double latency = 0.0;
-  from->route_to(to, links, &latency);
-  return latency;
-}
-
 double passes(Collective collective) { return collective == Collective::all_reduce ? 2.0 : 1.0; }
 
 /// Elements [range] of every buffer, combined in rank order in fp32 and rounded once, into `target`.
@@ -134,6 +127,8 @@ ModelledGroup::ModelledGroup(std::shared_ptr<Fabric> fabric, std::span<const int
   } else {
     lay_ring_per_nic();
   }
+  std::sort(links_.begin(), links_.end());
+  links_.erase(std::unique(links_.begin(), links_.end()), links_.end());
 }
 
 void ModelledGroup::begin() {
@@ -148,17 +143,23 @@ void ModelledGroup::begin() {
   if (members_.size() > 1) start([self = shared_from_this()] { self->run(); });
 }
 
+double ModelledGroup::add_flow(const Flow& flow) {
+  double latency = 0.0;
+  flow.from->route_to(flow.to, links_, &latency);  // appends
+  flows_.push_back(flow);
+  first_latency_s_ = std::max(first_latency_s_, latency);
+  return latency;
+}
+
 void ModelledGroup::lay_one_ring() {
   double total = 0.0;
   double shortest = std::numeric_limits<double>::infinity();
   for (std::size_t i = 0; i < members_.size(); ++i) {
     sg4::Host* from = fabric_->host(members_[i]);
     sg4::Host* to = fabric_->host(members_[(i + 1) % members_.size()]);
-    flows_.push_back({.from = from, .to = to});
-    const double latency = route_latency(from, to);
+    const double latency = add_flow({.from = from, .to = to});
     total += latency;
     shortest = std::min(shortest, latency);
-    first_latency_s_ = std::max(first_latency_s_, latency);
   }
   ring_latency_s_ = total - shortest;
 }
@@ -198,12 +199,11 @@ void ModelledGroup::lay_ring_per_nic() {
     const auto [from, to] = pair;
     const auto node_of = [&](int rank) { return fabric_->nodes()[static_cast<std::size_t>(rank)]; };
     const bool inside = node_of(from) == node_of(to);
-    flows_.push_back({.from = fabric_->host(from),
-                      .to = fabric_->host(to),
-                      .share = share,
-                      .efficiency = inside ? machine.gpu_link_efficiency : machine.network_efficiency});
+    add_flow({.from = fabric_->host(from),
+              .to = fabric_->host(to),
+              .share = share,
+              .efficiency = inside ? machine.gpu_link_efficiency : machine.network_efficiency});
     (inside ? in_node : between_nodes)[from] += share;
-    first_latency_s_ = std::max(first_latency_s_, route_latency(flows_.back().from, flows_.back().to));
   }
   double bandwidth = std::numeric_limits<double>::infinity();
   for (const auto& [rank, share] : in_node)
@@ -264,7 +264,62 @@ void ModelledGroup::carry_out(const ModelledOperation& operation) {
   const double sent = passes(operation.collective_) *
                       static_cast<double>(bytes_of(operation.dtype_, operation.size_).count()) * (n - 1.0) /
                       n;
-  bytes_of_ring_ = sent / cost.bandwidth_fraction;
+  transfer(sent / cost.bandwidth_fraction);
+}
+
+void ModelledGroup::transfer(double bytes_of_ring) {
+  auto& transferring = fabric_->transferring();
+  alone_ = true;
+  for (ModelledGroup* other : transferring)
+    if (shares_links_with(*other)) {
+      alone_ = false;
+      other->disturb();
+    }
+  transferring.push_back(this);
+  const auto known = seconds_alone_.find(bytes_of_ring);
+  if (alone_ && known != seconds_alone_.end()) {
+    transfer_alone(bytes_of_ring, known->second);
+  } else {
+    const double begin = now();
+    send_flows(bytes_of_ring);
+    if (alone_) seconds_alone_[bytes_of_ring] = now() - begin;
+  }
+  std::erase(transferring, this);
+}
+
+void ModelledGroup::transfer_alone(double bytes_of_ring, double seconds) {
+  const double begin = now();
+  looked_up_ = true;
+  const bool undisturbed = disturbed_->acquire_timeout(seconds);
+  looked_up_ = false;
+  if (undisturbed) return;
+  // Messages of what is left: alone, they would take exactly the time that is left.
+  const double left_s = seconds - (now() - begin);
+  if (left_s > first_latency_s_) {
+    send_flows(bytes_of_ring * (left_s - first_latency_s_) / (seconds - first_latency_s_));
+  } else if (left_s > 0.0) {
+    sg4::this_actor::sleep_for(left_s);
+  }
+}
+
+void ModelledGroup::disturb() {
+  alone_ = false;
+  if (!std::exchange(looked_up_, false)) return;
+  disturbed_->release();
+}
+
+bool ModelledGroup::shares_links_with(const ModelledGroup& other) const {
+  auto a = links_.begin();
+  auto b = other.links_.begin();
+  while (a != links_.end() && b != other.links_.end()) {
+    if (*a == *b) return true;
+    *a < *b ? ++a : ++b;
+  }
+  return false;
+}
+
+void ModelledGroup::send_flows(double bytes_of_ring) {
+  bytes_of_ring_ = bytes_of_ring;
   delivering_ = couriers_.size();
   for (const Courier& courier : couriers_) courier.go->release();
   delivered_->acquire();

@@ -5,12 +5,16 @@
 // ranks waits for beyond that, its latencies, passes as time. It ends for all members at once: the slowest
 // link sets a ring's pace.
 //
+// What a transfer takes that has its links to itself is looked up where it has been simulated before; only
+// transfers that share links are simulated each time.
+//
 //   coarse   one ring in rank order: S(n-1)/n to the next rank, and (n-1) hops' latencies
 //   nccl     g rings of S/g over nodes of g ranks, each leaving and entering nodes through a NIC of its own;
 //            latency and efficiency after src/comm/nccl_model.hpp
 #pragma once
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <simgrid/s4u.hpp>
 #include <span>
@@ -80,11 +84,19 @@ class ModelledGroup : public std::enable_shared_from_this<ModelledGroup> {
     simgrid::s4u::SemaphorePtr go = simgrid::s4u::Semaphore::create(0);
   };
 
+  /// Returns its route's latency.
+  double add_flow(const Flow& flow);
   void lay_one_ring();
   void lay_ring_per_nic();
   void run();
   void carry_out(const ModelledOperation& operation);
+  void transfer(double bytes_of_ring);
+  void transfer_alone(double bytes_of_ring, double seconds);
+  void send_flows(double bytes_of_ring);
   void deliver(const Courier& courier);
+  /// Somebody else comes to use links that this group's present transfer has had to itself.
+  void disturb();
+  [[nodiscard]] bool shares_links_with(const ModelledGroup& other) const;
   [[nodiscard]] Cost cost_of(const ModelledOperation& operation) const;
   void combine(const ModelledOperation& operation) const;
 
@@ -92,6 +104,11 @@ class ModelledGroup : public std::enable_shared_from_this<ModelledGroup> {
   std::vector<int> members_;
   Algorithm algorithm_;
   std::vector<Flow> flows_;
+  std::vector<simgrid::s4u::Link*> links_;  ///< of all flows, sorted
+  std::map<double, double> seconds_alone_;  ///< by bytes_of_ring
+  bool alone_ = false;                      ///< nobody has shared the links of the present transfer
+  bool looked_up_ = false;                  ///< ... which is not simulated, but waits for its time to pass
+  simgrid::s4u::SemaphorePtr disturbed_ = simgrid::s4u::Semaphore::create(0);
   std::vector<Courier> couriers_;
   double bytes_of_ring_ = 0.0;  ///< what a flow with all of a ring carries in the present collective
   std::size_t delivering_ = 0;  ///< couriers on their way
