@@ -66,6 +66,9 @@ class LayerMath {
   LayerMath& operator=(const LayerMath&) = delete;
   virtual ~LayerMath() = default;
 
+  /// What follows is part of this pass.
+  virtual void enter(Pass /*pass*/) {}
+
   virtual void embedding_forward(const Batch& batch, const WeightTable& weights, const Buffer& y) = 0;
   /// `norm` is a tensor's index.
   virtual void norm_forward(int norm, const WeightTable& weights, const Buffer& x, const Buffer& y) = 0;
@@ -200,10 +203,12 @@ std::unique_ptr<LayerMath> make_real_math(const ModelDims& dims, const LocalDims
                                           std::int64_t micro_batch, RopeTables tables,
                                           kernels::Kernels& kernels);
 
-/// Lets `pass` pass as much time as `seconds` says a layer and direction takes, each piece its share of the
+/// Seconds that a layer's whole pass takes. Only blocks are recomputed.
+using LayerSeconds = std::function<double(int layer, Pass pass)>;
+
+/// Asks `elapse` to let as much time pass as `seconds` says, each piece of a layer its share of the
 /// floating-point operations.
-std::unique_ptr<LayerMath> make_timed_math(const ModelDims& dims,
-                                           std::function<double(int, Direction)> seconds,
-                                           std::function<void(double)> pass);
+std::unique_ptr<LayerMath> make_timed_math(const ModelDims& dims, LayerSeconds seconds,
+                                           std::function<void(double)> elapse);
 
 }  // namespace shardbench

@@ -90,6 +90,12 @@ void describe_run(TraceFile& file, const RunDescription& run) {
   config["options"] = nlohmann::ordered_json::parse(options_json(options));
   config["model"] = nlohmann::ordered_json::parse(model_json(d));
   config["model"]["psi"] = parameter_count(d).count();
+  if (const Hardware* const hardware = world.hardware())
+    config["hardware"] = {{"name", hardware->name},
+                          {"peak_flops", hardware->peak_flops},
+                          {"efficiency", hardware->efficiency},
+                          {"memory_bandwidth", hardware->memory_bandwidth},
+                          {"launch_s", hardware->launch_s}};
   config["wait_policy"] = world.wait_policy();
   // Ranks leave it up to ceil(log2 N) message latencies apart; see barrier() in control.cpp.
   config["window_barrier"] =

@@ -45,7 +45,7 @@ def simulate(scenario: str, ranks: int, options: str) -> runs.Trace:
     return trace
 
 
-REAL = "--compute real --payload real"
+REAL = "--compute real --progress poll"
 
 
 @pytest.mark.parametrize(("scenario", "ranks", "options"), [
@@ -58,7 +58,7 @@ REAL = "--compute real --payload real"
     ("mesh2d", 8, "--dp 4 --tp 2 --sequence-parallel --recompute full --vocab 101 --tied"),
 ])
 def test_real_payload_passes_the_check(scenario: str, ranks: int, options: str) -> None:
-    trace = simulate(scenario, ranks, f"{REAL} -n 2 -w 1 -c {options}")
+    trace = simulate(scenario, ranks, f"{REAL} --algorithm auto -n 2 -w 1 -c {options}")
     assert trace.attributes["check"] == "passed"
     assert np.isfinite(trace.steps_agreed("loss")).all()
 
@@ -90,11 +90,11 @@ def test_events_are_those_of_a_real_run(scenario: str, options: str) -> None:
     np.testing.assert_array_equal(simulated["tensors"]["sum_of_squares"], real["tensors"]["sum_of_squares"])
 
 
-TIMED = "--compute timed --flops 1e11 --payload phantom -n 3 -w 1"
+TIMED = "--compute timed --flops 1e8 --payload phantom --algorithm auto --progress poll -n 3 -w 1"
 
 
 @pytest.mark.parametrize(("scenario", "options"), [
-    ("zero3", f"{REAL} -n 3 -w 1"),
+    ("zero3", f"{REAL} --algorithm auto -n 3 -w 1"),
     ("zero3", TIMED),
     ("zero2", f"{TIMED} --param-gather overlap --grad-accum 2"),
     ("mesh2d", f"{TIMED} --tp 2 --sequence-parallel --recompute full"),
