@@ -81,6 +81,8 @@ class World {
   [[nodiscard]] virtual bool simulated() const = 0;
   /// What a rank computes with, where the world models it; null where it is real.
   [[nodiscard]] virtual const Hardware* hardware() const = 0;
+  /// The simulated machine as JSON (an object); empty where the machine is real or says nothing.
+  [[nodiscard]] virtual std::string machine_description() const { return {}; }
   [[nodiscard]] virtual std::string library() const = 0;      ///< name and version of what carries messages
   [[nodiscard]] virtual std::string wait_policy() const = 0;  ///< how a rank waits for messages
 
