@@ -127,6 +127,9 @@ class Decoder {
     Recompute recompute = Recompute::none;
     TensorParallelGroup* group = nullptr;  ///< null where this rank holds whole tensors
     SequenceParallel sequence_parallel = SequenceParallel::off;
+    /// Called as each pass of a layer begins; may be empty. A simulator's clock stands still in real
+    /// arithmetic: here its time passes.
+    std::function<void(int layer, Pass pass)> on_pass = {};
   };
 
   Decoder(const Settings& settings, Memory& memory, std::unique_ptr<LayerMath> math);
@@ -144,6 +147,8 @@ class Decoder {
   [[nodiscard]] double loss_sum() const { return loss_sum_; }
 
  private:
+  void enter(int layer, Pass pass);
+
   using Product = std::function<void(const Buffer& y, kernels::Output output)>;
 
   void forward_embedding(const WeightTable& weights);

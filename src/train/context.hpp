@@ -31,7 +31,8 @@ struct TrainContext {
   Backing resident;    ///< of parameters, gradients and optimizer state: memory, or none with phantom payload
   Backing activation;  ///< of what compute writes: memory, or none when compute is only timed
   Backing message;     ///< of what collectives move: memory, aliased with phantom payload, none in a plan
-  std::function<void(Elements)> imitate_optimizer;  ///< empty when compute is real
+  /// Lets the time of updating so many elements pass, unless real arithmetic takes it.
+  std::function<void(Elements)> imitate_optimizer;
 
   [[nodiscard]] const ModelDims& dims() const { return decoder.dims(); }
 };

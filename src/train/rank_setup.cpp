@@ -42,8 +42,7 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
       threads_(thread_count(options, world.placement())),
       mesh_(make_mesh(world.size(), options.tp, world.rank())),
       message_(message_backing(options, purpose)),
-      times_(options.compute == Compute::timed ? compute_times(options, mesh_, world.hardware())
-                                               : ComputeTimes{}),
+      times_(compute_times(options, mesh_, world.hardware())),
       copies_(world),
       tensors_(tensor_parallel_part(declare_tensors(options.dims), mesh_.tp, mesh_.tp_index)),
       scratch_(allocate_scratch(options, threads_, memory, purpose)),
@@ -61,11 +60,6 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
   const bool timed = options.compute == Compute::timed;
   const bool phantom = options.payload == Payload::phantom;
   const bool planned = purpose == Purpose::plan;
-  std::function<void(Elements)> imitate_optimizer;
-  if (timed || planned)
-    imitate_optimizer = [this](Elements elements) {
-      imitate(optimizer_seconds(times_, options_, elements, world_.hardware()));
-    };
   context_ = std::make_unique<TrainContext>(
       TrainContext{.options = options_,
                    .world = world_,
@@ -79,7 +73,9 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
                    .resident = planned || phantom ? Backing::none : Backing::memory,
                    .activation = planned || timed ? Backing::none : Backing::memory,
                    .message = message_,
-                   .imitate_optimizer = std::move(imitate_optimizer)});
+                   .imitate_optimizer = [this](Elements elements) {
+                     imitate(optimizer_seconds(times_, options_, elements, world_.hardware()));
+                   }});
   scenario_ = definition.make(*context_);
 }
 
@@ -93,20 +89,22 @@ std::unique_ptr<TracedTensorParallelGroup> RankSetup::make_tensor_parallel_group
 std::unique_ptr<Decoder> RankSetup::make_decoder(Purpose purpose) {
   const ModelDims& dims = options_.dims;
   const bool computes = options_.compute == Compute::real && purpose == Purpose::run;
-  const Decoder::Settings settings{.dims = dims,
-                                   .micro_batch = options_.micro_batch,
-                                   .seed = options_.seed,
-                                   .backing = computes ? Backing::memory : Backing::none,
-                                   .recompute = options_.recompute,
-                                   .group = tensor_parallel_.get(),
-                                   .sequence_parallel = options_.sequence_parallel};
-  if (computes)
-    return std::make_unique<Decoder>(settings, memory_,
-                                     make_real_math(dims, local_dims(dims, mesh_.tp, mesh_.tp_index),
-                                                    options_.micro_batch, rope_tables_, *kernels_));
   const auto seconds = [this](int layer, Pass pass) {
     return times_.of(kind_of_layer(options_.dims, layer), pass);
   };
+  Decoder::Settings settings{.dims = dims,
+                             .micro_batch = options_.micro_batch,
+                             .seed = options_.seed,
+                             .backing = computes ? Backing::memory : Backing::none,
+                             .recompute = options_.recompute,
+                             .group = tensor_parallel_.get(),
+                             .sequence_parallel = options_.sequence_parallel};
+  if (computes) {
+    settings.on_pass = [=, this](int layer, Pass pass) { imitate(seconds(layer, pass)); };
+    return std::make_unique<Decoder>(settings, memory_,
+                                     make_real_math(dims, local_dims(dims, mesh_.tp, mesh_.tp_index),
+                                                    options_.micro_batch, rope_tables_, *kernels_));
+  }
   return std::make_unique<Decoder>(settings, memory_,
                                    make_timed_math(dims, seconds, [this](double s) { imitate(s); }));
 }

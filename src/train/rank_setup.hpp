@@ -42,7 +42,9 @@ class RankSetup {
  private:
   std::unique_ptr<TracedTensorParallelGroup> make_tensor_parallel_group();
   std::unique_ptr<Decoder> make_decoder(Purpose purpose);
-  void imitate(double seconds) { world_.imitate_compute(slowdown_ * seconds); }
+  void imitate(double seconds) {
+    if (seconds > 0.0) world_.imitate_compute(slowdown_ * seconds);
+  }
 
   const Options& options_;
   World& world_;

@@ -90,7 +90,7 @@ double ResidentState::gradient_squares() {
     context_.copies.add(bytes_of(gradients().dtype(), owned_size_));
     context_.copies.settle();
   }
-  if (!holds_values() || context_.imitate_optimizer) return std::numeric_limits<double>::quiet_NaN();
+  if (!computes()) return std::numeric_limits<double>::quiet_NaN();
   double squares = 0.0;
   for (std::size_t i = 0; i < owned().size(); ++i)
     if (context_.tensors[static_cast<std::size_t>(owned()[i].tensor)].copy == Copy::primary)
@@ -100,10 +100,8 @@ double ResidentState::gradient_squares() {
 
 void ResidentState::update(double gradient_factor) {
   ++updates_;
-  if (context_.imitate_optimizer) {
-    context_.imitate_optimizer(owned_size_);
-    return;
-  }
+  context_.imitate_optimizer(owned_size_);
+  if (!computes()) return;
   const auto moments = [](const BufferRef& buffer, const Slice& slice) {
     return buffer->floats().subspan(static_cast<std::size_t>(slice.offset),
                                     static_cast<std::size_t>(slice.count));

@@ -616,12 +616,14 @@ TEST(Decoder, TimedMathRecomputesForAsLongAsItSays) {
   for (const TensorInfo& t : tensors) weights.set(t.index, {nullptr, DType::bf16, t.rows, t.columns});
   const GradientTable gradients(tensors.size());
   double passed = 0.0;
+  std::vector<std::pair<int, Pass>> passes;
   Memory memory;
   Decoder decoder({.dims = dims,
                    .micro_batch = micro_batch,
                    .seed = seed,
                    .backing = Backing::none,
-                   .recompute = Recompute::full},
+                   .recompute = Recompute::full,
+                   .on_pass = [&](int layer, Pass pass) { passes.emplace_back(layer, pass); }},
                   memory,
                   make_timed_math(
                       dims,
@@ -633,8 +635,10 @@ TEST(Decoder, TimedMathRecomputesForAsLongAsItSays) {
   EXPECT_NEAR(passed, 4.0, 1e-9);
   decoder.backward(dims.head_layer(), weights, gradients);
   passed = 0.0;
+  passes.clear();
   decoder.backward(2, weights, gradients);
   EXPECT_NEAR(passed, 2.0 + 0.75, 1e-9) << "backward, and all that is recomputed";
+  EXPECT_EQ(passes, (std::vector<std::pair<int, Pass>>{{2, Pass::backward}, {2, Pass::recompute}}));
 }
 
 }  // namespace
