@@ -89,6 +89,18 @@ def test_series_are_named_by_what_differs(tmp_path: Path) -> None:
     assert [point.size for point in study.series[2].points] == [2, 4]
 
 
+def test_options_of_several_parts_are_named_as_they_are_passed(tmp_path: Path) -> None:
+    runs = [
+        synthetic("zero3", options={"jitter": None}),
+        synthetic("zero3", options={"jitter": {"rank": 0.05, "step": 0.1}}, launch=1),
+    ]
+    study = only_study(write_all(tmp_path, *runs))
+    assert [series.label for series in study.series] == [
+        "zero3 (jitter rank=0.05,step=0.1)",
+        "zero3 (jitter unset)",
+    ]
+
+
 def test_accumulation_that_follows_from_the_global_batch_does_not_split(tmp_path: Path) -> None:
     runs = [synthetic(size=size, options={"global-batch": 8, "grad-accum": 8 // size}) for size in (1, 2, 4)]
     (series,) = only_study(write_all(tmp_path, *runs)).series

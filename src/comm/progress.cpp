@@ -1,5 +1,6 @@
 #include "src/comm/progress.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace shardbench {
@@ -25,6 +26,13 @@ void ProgressEngine::advance() {
   const std::scoped_lock lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
   for (auto& queue : queues_) advance_queue(queue);
+}
+
+bool ProgressEngine::collective_under_way() {
+  const std::scoped_lock lock(mutex_);
+  return std::any_of(queues_.begin(), queues_.end(), [](const auto& queue) {
+    return !queue.empty() && queue.front()->started() && queue.front()->contends();
+  });
 }
 
 void ProgressEngine::advance_queue(std::deque<std::shared_ptr<Operation>>& queue) const {

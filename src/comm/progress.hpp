@@ -24,6 +24,8 @@ class Operation {
   [[nodiscard]] bool done() const { return done_.load(std::memory_order_acquire); }
   [[nodiscard]] double start_s() const { return start_s_; }
   [[nodiscard]] double end_s() const { return end_s_; }
+  /// Whether it moves enough data to slow compute down.
+  [[nodiscard]] virtual bool contends() const { return true; }
 
  protected:
   virtual void start() = 0;
@@ -86,6 +88,8 @@ class ProgressEngine final : public Engine {
   void wait(const Operation& operation) override;
   /// One round over all queues.
   void advance();
+  /// Whether some operation that contends has started and is not known to be complete.
+  [[nodiscard]] bool collective_under_way();
   /// Called by a progress thread that cannot go on: whoever waits shall hear of it.
   void fail(std::exception_ptr failure);
 

@@ -218,6 +218,12 @@ Elements Schedule::sent() const {
   return total;
 }
 
+std::int64_t Schedule::consecutive_steps() const {
+  std::int64_t longest = 0;
+  for (const Chain& chain : chains) longest = std::max(longest, std::ssize(chain.steps));
+  return longest * ceil_div(std::ssize(chains), static_cast<std::int64_t>(concurrent_chains));
+}
+
 Elements Schedule::staging() const {
   std::int64_t largest = 0;
   for (const Chain& chain : chains)

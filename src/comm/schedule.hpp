@@ -57,6 +57,8 @@ struct Schedule {
   std::vector<Chain> chains;
 
   [[nodiscard]] Elements sent() const;
+  /// Steps one after another, with as many chains at once as run at once.
+  [[nodiscard]] std::int64_t consecutive_steps() const;
   /// Elements of the largest receive that must be added, i.e. the staging space that one running chain needs.
   [[nodiscard]] Elements staging() const;
   /// fp32 values of the largest accumulator; 0 without add_in_fp32.

@@ -10,6 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "src/comm/imitated_compute.hpp"
+#include "src/comm/nodes.hpp"
+#include "src/comm/schedule.hpp"
 #include "src/say.hpp"
 #include "src/trace/caretaker.hpp"
 #include "src/trace/process_memory.hpp"
@@ -55,6 +58,7 @@ class Run {
         collector_(world_.control()),
         process_before_(world_.simulated() ? ProcessMemory{} : read_process_memory()),
         setup_(check_output_path(options_), definition, world_, memory_, Purpose::run) {
+    check_polls();
     if (options_.check == Check::on) check_.emplace(setup_.context());
     // Only now: what is refused, or does not fit into memory, shall not have replaced anyone's results.
     create_file(command_line);
@@ -102,6 +106,37 @@ class Run {
       return std::string();
     });
     return options;
+  }
+
+  /// Collective. A simulated collective that polls advance, a step each, would seem slower than it is where
+  /// compute has fewer polls than it has steps.
+  void check_polls() {
+    if (!world_.simulated() || options_.progress != Progress::poll || options_.compute == Compute::real)
+      return;
+    std::int64_t steps = 0;
+    for (const ExpectedCollective& expected : setup_.scenario().expected().collectives)
+      if (expected.axis == Axis::dp) steps = std::max(steps, consecutive_steps(expected));
+    const double longest = maximum(world_.control(), static_cast<double>(steps));
+    const double shortest_s = -maximum(world_.control(), -setup_.shortest_block_s());
+    const std::int64_t polls = polls_per_layer(shortest_s);
+    if (longest > static_cast<double>(polls))
+      throw UsageError(fmt::format(
+          "--progress poll advances a collective by a step a poll, but over {} data-parallel ranks one "
+          "has {:.0f} steps and a block's shorter pass ({:.3g} ms) has {} polls; use --progress stream",
+          options_.dp, longest, 1e3 * shortest_s, polls));
+  }
+
+  [[nodiscard]] std::int64_t consecutive_steps(const ExpectedCollective& expected) const {
+    if (expected.count == 0 || is_modelled(options_.algorithm)) return 0;
+    const std::int64_t mean = ceil_div((expected.size + expected.padding).count(), expected.count);
+    const std::vector<int> nodes = nodes_of(setup_.context().mesh.dp_group(), world_.nodes());
+    ScheduleRequest request{.collective = expected.collective,
+                            .dtype = expected.dtype,
+                            .size = Elements(mean),
+                            .ranks = expected.group_size,
+                            .node_size = node_size_of(nodes).value_or(1)};
+    request.algorithm = resolve(options_.algorithm, request);
+    return make_schedule(request).consecutive_steps();
   }
 
   /// On rank 0 the file and who takes care of it; its failure is everyone's.
@@ -423,6 +458,13 @@ ExitCode run_scenario(Options options, const ScenarioDefinition& definition, con
   resolve_mesh(options, world.size());
   resolve_batch(options, options.dp);
   check_groups(options, world);
+  if (world.simulated()) check_simulated_size(options, world.size());
+  if (options.compute == Compute::timed && !options.flops && options.calibration_file.empty() &&
+      world.hardware() == nullptr)
+    throw UsageError(
+        "--compute timed needs to know how long, and the simulated platform describes no GPU; pass --flops F "
+        "or "
+        "--calibration FILE, or start it with shardbench simulate");
   // One rank reads, so that all agree on what it says, and before there is an output file.
   if (!options.calibration_file.empty()) {
     options.calibration_text =

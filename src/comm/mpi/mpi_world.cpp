@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "src/comm/imitated_compute.hpp"
 #include "src/comm/mpi/mpi_platform.hpp"
 #include "src/comm/nodes.hpp"
 #include "src/comm/scheduled_communicator.hpp"
@@ -23,11 +24,6 @@ constexpr double progress_thread_sleep = 50e-6;
 
 // Launchers forward what a rank prints, but may drop what they have not read when the job is aborted.
 constexpr double last_words_s = 0.1;
-
-// Imitated compute is cut into slices, between which pending collectives advance.
-constexpr double compute_slice = 0.25e-3;
-// What is left of it below this is rounding of the clock, not time.
-constexpr double clock_resolution = 1e-9;
 
 /// MPI_Init and MPI_Finalize. During an exception MPI is left to the abort that follows.
 class MpiSession {
@@ -189,11 +185,11 @@ class MpiWorld final : public World {
       platform_->compute_beside_streams(seconds, settings_.contention);
       return;
     }
-    const double end = now() + seconds;
-    for (double left = seconds; left > clock_resolution; left = end - now()) {
-      platform_->sleep(std::min(left, compute_slice));
-      poll();
-    }
+    shardbench::imitate_compute(seconds, settings_.contention,
+                                {.now = [this] { return now(); },
+                                 .sleep = [this](double length) { platform_->sleep(length); },
+                                 .poll = [this] { poll(); },
+                                 .collective_under_way = [this] { return engine_.collective_under_way(); }});
   }
 
   void poll() override {
