@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <set>
 #include <utility>
 #include <vector>
@@ -18,7 +19,7 @@ namespace sg4 = simgrid::s4u;
 struct Transit {
   sg4::CommPtr comm;
   std::shared_ptr<Fabric::Parcel> parcel;
-  std::span<std::byte> into;  ///< empty for what is sent
+  std::vector<std::span<std::byte>> into;  ///< empty for what is sent
 };
 
 /// All that this stream has under way.
@@ -41,25 +42,16 @@ class StreamMessageSet final : public MessageSet {
   ~StreamMessageSet() override { outstanding_.erase(&transits_); }
 
   void send(int peer, int tag, std::span<const std::byte> message) override {
-    auto parcel = fabric_.meet({group_.number, world(group_.rank), world(peer), tag}, true);
-    // A copy: the sender may go on to change the original at the very instant at which it has arrived.
-    if (!fabric_.arena()->contains(message.data()))
-      parcel->contents = std::make_shared<std::vector<std::byte>>(message.begin(), message.end());
-    transits_.push_back(
-        {.comm = parcel->mailbox->put_async(parcel.get(), message.size()), .parcel = parcel, .into = {}});
+    sends_[{peer, tag}].push_back(message);
   }
   void receive(int peer, int tag, std::span<std::byte> message) override {
-    auto parcel = fabric_.meet({group_.number, world(peer), world(group_.rank), tag}, false);
-    transits_.push_back(
-        {.comm = parcel->mailbox->get_async<void>(&parcel->received), .parcel = parcel, .into = message});
+    receives_[{peer, tag}].push_back(message);
   }
   bool test() override {
+    post();
     std::erase_if(transits_, [](const Transit& transit) {
       if (!transit.comm->test()) return false;
-      if (const auto& contents = transit.parcel->contents; contents && !transit.into.empty()) {
-        SHARDBENCH_ASSERT(contents->size() == transit.into.size());
-        std::copy(contents->begin(), contents->end(), transit.into.begin());
-      }
+      if (transit.parcel->contents && !transit.into.empty()) unpack(*transit.parcel->contents, transit.into);
       return true;
     });
     return transits_.empty();
@@ -68,9 +60,48 @@ class StreamMessageSet final : public MessageSet {
  private:
   [[nodiscard]] int world(int member) const { return group_.members[static_cast<std::size_t>(member)]; }
 
+  /// What goes to one peer at once is one message: the ranges of a step travel together.
+  void post() {
+    for (const auto& [from, ranges] : receives_) {
+      auto parcel = fabric_.meet({group_.number, world(from.first), world(group_.rank), from.second}, false);
+      transits_.push_back(
+          {.comm = parcel->mailbox->get_async<void>(&parcel->received), .parcel = parcel, .into = ranges});
+    }
+    for (const auto& [to, ranges] : sends_) {
+      auto parcel = fabric_.meet({group_.number, world(group_.rank), world(to.first), to.second}, true);
+      std::size_t bytes = 0;
+      for (const auto& range : ranges) bytes += range.size();
+      // A copy: the sender may go on to change the original at the very instant at which it has arrived.
+      if (!fabric_.arena()->contains(ranges.front().data())) parcel->contents = pack(ranges, bytes);
+      transits_.push_back(
+          {.comm = parcel->mailbox->put_async(parcel.get(), bytes), .parcel = parcel, .into = {}});
+    }
+    receives_.clear();
+    sends_.clear();
+  }
+
+  static std::shared_ptr<std::vector<std::byte>> pack(std::span<const std::span<const std::byte>> ranges,
+                                                      std::size_t bytes) {
+    auto contents = std::make_shared<std::vector<std::byte>>();
+    contents->reserve(bytes);
+    for (const auto& range : ranges) contents->insert(contents->end(), range.begin(), range.end());
+    return contents;
+  }
+  static void unpack(std::span<const std::byte> contents, std::span<const std::span<std::byte>> ranges) {
+    for (const auto& range : ranges) {
+      SHARDBENCH_ASSERT(range.size() <= contents.size());
+      std::copy_n(contents.begin(), range.size(), range.begin());
+      contents = contents.subspan(range.size());
+    }
+    SHARDBENCH_ASSERT(contents.empty());
+  }
+
   Fabric& fabric_;
   const Group& group_;
   Outstanding& outstanding_;
+  std::map<std::pair<int, int>, std::vector<std::span<const std::byte>>>
+      sends_;  ///< by peer and tag; not posted
+  std::map<std::pair<int, int>, std::vector<std::span<std::byte>>> receives_;
   std::vector<Transit> transits_;
 };
 
