@@ -283,8 +283,8 @@ class Parser {
       throw UsageError("--payload phantom has no contents to compute with; add --compute timed");
     if (options_.check == Check::on && timed)
       throw UsageError(
-          "--check compares numbers, which --compute timed does not produce; use --compute real or leave it "
-          "out");
+          "--check compares numbers, which --compute timed does not produce; use --compute real or "
+          "leave it out");
   }
 
   void finish_model() {

@@ -462,8 +462,7 @@ ExitCode run_scenario(Options options, const ScenarioDefinition& definition, con
   if (options.compute == Compute::timed && !options.flops && options.calibration_file.empty() &&
       world.hardware() == nullptr)
     throw UsageError(
-        "--compute timed needs to know how long, and the simulated platform describes no GPU; pass --flops F "
-        "or "
+        "--compute timed needs to know how long, but the platform describes no GPU; pass --flops F or "
         "--calibration FILE, or start it with shardbench simulate");
   // One rank reads, so that all agree on what it says, and before there is an output file.
   if (!options.calibration_file.empty()) {
