@@ -31,7 +31,7 @@ def simulated_s(platform: str, ranks: int, algorithm: str, block_bytes: int) -> 
     output = runs.new_file()
     size = str(block_bytes * ranks)
     command = [sys.executable, "-m", "shardbench", "simulate", "collectives", "--ranks", str(ranks), "--platform", platform, "--",
-               "--algorithm", algorithm, "-b", size, "-e", size, "-n", "1", "-w", "1", "-c", "0", "--output", str(output)]
+               "--algorithm", algorithm, "-b", size, "-e", size, "-n", "1", "-w", "0", "-c", "0", "--output", str(output)]
     path = os.pathsep.join([str(runs.ROOT / "analysis"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     finished = runs.execute(command, runs.scratch_folder(), timeout_s=400, PYTHONPATH=path, SHARDBENCH_SIM_BIN=str(runs.SIM_BIN))
     assert finished.code == 0, str(finished)
@@ -66,7 +66,12 @@ def route_s(platform: dict, ranks: int) -> tuple[float, float]:
 
 BLOCK = 64 << 10
 
-RINGS = [(n, a) for n in (16, 24, 64, 96, 256) for a in ("ring", "doubling", "coarse")]
+def takes_long(*arguments: object) -> object:
+    return pytest.param(*arguments, marks=pytest.mark.slow)
+
+
+RINGS = [takes_long(n, a) if (n, a) == (256, "ring") else (n, a)
+         for n in (16, 24, 64, 96, 256) for a in ("ring", "doubling", "coarse")]
 LARGE = [(n, a) for n in (384, 1000, 1024) for a in ("doubling", "coarse")]
 
 
@@ -80,7 +85,7 @@ def test_flat(ranks: int, algorithm: str) -> None:
         assert seconds == pytest.approx(passes(collective) * (rounds * alpha + moved_s), rel=1e-3), collective
 
 
-@pytest.mark.parametrize("ranks", [64, 256, 1024])
+@pytest.mark.parametrize("ranks", [64, 256, takes_long(1024)])
 def test_hierarchical_on_a_fat_tree(ranks: int) -> None:
     """A ring of one block between nodes, then a ring of m blocks in each node."""
     platform = platform_file("h100-fat-tree")
@@ -132,4 +137,6 @@ def test_pat_with_one_gpu_a_node() -> None:
     seconds = simulated_s("flat", ranks, "nccl", 16)
     for collective in ("all_gather", "reduce_scatter"):
         assert seconds[collective] == pytest.approx(pat, rel=5e-2), collective
-    assert seconds["all_reduce"] > 63 * 2 * MICRO
+    # An all-reduce has the tree instead.
+    tree = (nccl["base_us"]["tree"][0] + 2 * 6 * nccl["network_hop_us"]["tree"][0]) * MICRO
+    assert seconds["all_reduce"] == pytest.approx(tree, rel=5e-2)
