@@ -157,7 +157,8 @@ class MpiWorld final : public World {
         control_(platform_->control(activity)),
         nodes_(settings.ranks_per_node ? equal_nodes(control_->size(), *settings.ranks_per_node)
                                        : platform_->nodes()),
-        start_(platform_->now()) {
+        // Simulated ranks and streams have one clock, which begins with the simulation.
+        start_(platform_->simulated() ? 0.0 : platform_->now()) {
     if (settings.progress == Progress::thread && !platform_->simulated())
       progress_thread_ = std::jthread([this](const std::stop_token& stop) {
         try {
