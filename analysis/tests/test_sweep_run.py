@@ -16,6 +16,7 @@ from fake_cluster import FakeCluster
 from synthetic import seal
 
 GRID = "scenario = ['ddp', 'zero3']\nranks = [1, 2]\nrepetitions = 2\n"
+SMALL = "scenario = 'ddp'\nranks = [1, 2]\nrepetitions = 2\n"
 ONE = "scenario = 'ddp'\nranks = 2\n"
 
 
@@ -59,7 +60,7 @@ def test_every_run_is_done_once_and_then_none(cluster: FakeCluster) -> None:
 
 @pytest.mark.parametrize("damage", ["gone", "interrupted", "failed", "running", "check", "cut", "empty"])
 def test_what_is_not_done_is_done_again_and_nothing_else(cluster: FakeCluster, damage: str) -> None:
-    study = cluster.study(GRID)
+    study = cluster.study(SMALL)
     assert cluster.sweep(study)[0] == 0
     before = cluster.runs()
     victim = cluster.output / f"{before[3]}.h5"
@@ -74,7 +75,7 @@ def test_what_is_not_done_is_done_again_and_nothing_else(cluster: FakeCluster, d
     assert cluster.sweep(study, "--dry-run")[1].count("1 to do") == 2
     assert cluster.sweep(study)[0] == 0
     assert cluster.runs() == [*before, before[3]]
-    assert statuses(cluster.output) == {"complete": 8}
+    assert statuses(cluster.output) == {"complete": 4}
 
 
 def test_more_repetitions_and_points_add_to_what_is_there(cluster: FakeCluster) -> None:
@@ -199,7 +200,7 @@ def test_srun_states_the_layout(cluster: FakeCluster) -> None:
 def test_a_signal_lets_the_run_close_its_file_and_ends_the_sweep(
     cluster: FakeCluster, number: signal.Signals
 ) -> None:
-    study = cluster.study(GRID)
+    study = cluster.study(SMALL)
     cluster.behave(seconds=60)
     sweep = cluster.start(study)
     cluster.wait_for("started")
@@ -209,18 +210,18 @@ def test_a_signal_lets_the_run_close_its_file_and_ends_the_sweep(
     assert (cluster.folder / "ended").exists()
     assert statuses(cluster.output) == {"interrupted": 1}
     assert stderr == (
-        f"shardbench sweep: stopped by {number.name} after 0 of 8 runs; the same command goes on from here\n"
+        f"shardbench sweep: stopped by {number.name} after 0 of 4 runs; the same command goes on from here\n"
     )
     assert "stopped: " in stdout
     assert len(cluster.runs()) == 1
     cluster.behave()
     assert cluster.sweep(study)[0] == 0
-    assert statuses(cluster.output) == {"complete": 8}
-    assert len(cluster.runs()) == 9
+    assert statuses(cluster.output) == {"complete": 4}
+    assert len(cluster.runs()) == 5
 
 
 def test_a_killed_sweep_takes_its_run_along_and_the_next_one_waits_for_that(cluster: FakeCluster) -> None:
-    study = cluster.study(GRID)
+    study = cluster.study(SMALL)
     cluster.behave(seconds=60)
     sweep = cluster.start(study)
     cluster.wait_for("started")
@@ -233,8 +234,8 @@ def test_a_killed_sweep_takes_its_run_along_and_the_next_one_waits_for_that(clus
     cluster.behave()
     assert cluster.sweep(study)[0] == 0
     assert (cluster.folder / "ended").exists()
-    assert statuses(cluster.output) == {"complete": 8}
-    assert len(cluster.runs()) == 9
+    assert statuses(cluster.output) == {"complete": 4}
+    assert len(cluster.runs()) == 5
 
 
 def test_two_sweeps_share_a_study(cluster: FakeCluster) -> None:
@@ -291,7 +292,7 @@ def array(words: Sequence[str]) -> tuple[str, str, str]:
 
 
 def test_an_array_for_each_number_of_ranks_and_resubmitted_only_what_is_left(cluster: FakeCluster) -> None:
-    study = cluster.study(GRID)
+    study = cluster.study(SMALL)
     code, stdout, _ = cluster.sweep(
         study, "--launcher", "sbatch", "--parallel", "3", SHARDBENCH_SITE="x", SECRET="y"
     )
@@ -307,21 +308,21 @@ def test_an_array_for_each_number_of_ranks_and_resubmitted_only_what_is_left(clu
     kept = Path(array(calls[0])[2])
     study.write_text("edited while the jobs wait in the queue")
     elements = [e for words in calls for e in expanded(array(words)[0])]
-    assert sorted(elements) == list(range(8))
-    for element in elements[:5]:
+    assert sorted(elements) == list(range(4))
+    for element in elements[:3]:
         assert cluster.sweep(kept, "--launcher", "srun", "--element", str(element))[0] == 0
-    assert len(set(cluster.runs())) == 5
-    cluster.study(GRID)
+    assert len(set(cluster.runs())) == 3
+    cluster.study(SMALL)
     assert cluster.sweep(study, "--launcher", "sbatch")[0] == 0
     again = [e for words in cluster.noted("sbatch")[2:] for e in expanded(array(words)[0])]
-    assert sorted(again) == sorted(elements[5:])
+    assert sorted(again) == sorted(elements[3:])
     for element in again:
         assert cluster.sweep(kept, "--launcher", "srun", "--element", str(element))[0] == 0
-    assert statuses(cluster.output) == {"complete": 8}
-    assert len(cluster.runs()) == 8
-    code, _, stderr = cluster.sweep(kept, "--launcher", "srun", "--element", "8")
+    assert statuses(cluster.output) == {"complete": 4}
+    assert len(cluster.runs()) == 4
+    code, _, stderr = cluster.sweep(kept, "--launcher", "srun", "--element", "4")
     assert code == 2
-    assert "runs are 0 to 7" in stderr
+    assert "runs are 0 to 3" in stderr
 
 
 def expanded(ranges: str) -> list[int]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shardbench.errors import UsageError
-from shardbench.sweep.point import Platform, Point, Run
+from shardbench.sweep.point import Machine, Point, Run
 from shardbench.sweep.study import Study, read_study
 
 
@@ -81,15 +81,15 @@ def test_a_simulation_is_a_grid_over_platforms_too(tmp_path: Path) -> None:
     platform = ["flat", "ethernet"]
     set = {"node.nic_latency_s" = [1e-6, 1e-5]}
     """
-    platforms = [point.platform for point in study(tmp_path, text).points]
-    assert platforms == [
-        Platform(name, {"node.nic_latency_s": latency})
-        for name in ("flat", "ethernet")
-        for latency in (1e-6, 1e-5)
+    machines = [point.machine for point in study(tmp_path, text).points]
+    assert [(m.platform, m.overrides) for m in machines if m] == [
+        (name, {"node.nic_latency_s": latency}) for name in ("flat", "ethernet") for latency in (1e-6, 1e-5)
     ]
+    assert [m.figures["node.nic_latency_s"] for m in machines if m] == [1e-6, 1e-5, 1e-6, 1e-5]
+    assert len({point.hash for point in study(tmp_path, text).points}) == 4
     # Started for real, the four are one point.
     (point,) = study(tmp_path, text, launcher="srun").points
-    assert point.platform is None
+    assert point.machine is None
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,8 @@ def test_a_simulation_is_a_grid_over_platforms_too(tmp_path: Path) -> None:
         ("scenario = 'ddp'\nranks = 2\nlauncher = 'pbs'", ["'pbs'", "srun"]),
         ("scenario = 'ddp'\nranks = 2\nlauncher = 'simulate'", ["'platform'"]),
         ("scenario = 'ddp'\nranks = 2\nlauncher = 'simulate'\nplatform = 3", ["platform = 3"]),
+        ("scenario = 'ddp'\nranks = 2\nlauncher = 'simulate'\nplatform = 'flt'", ["flt", "flat"]),
+        ("scenario = 'ddp'\nranks = 2\nlauncher = 'simulate'\nplatform = 'flat'\nset = {gpu = 1}", ["gpu"]),
         ("scenario = 'ddp'\nranks = 2\noptions = {output = 'x.h5'}", ["options.output", "the key 'output'"]),
         ("scenario = 'ddp'\nranks = 2\noptions = {overwrite = true}", ["options.overwrite", "itself"]),
         ("scenario = 'ddp'\nranks = 2\noptions = {--steps = 3}", ["options.--steps"]),
@@ -151,8 +153,8 @@ POINT = Point("zero3", 4, "25m", {"prefetch": "2,1", "steps": 5}, None)
         Point("zero3", 4, "1b", POINT.options, None),
         Point("zero3", 4, "25m", {"prefetch": "2,1", "steps": 6}, None),
         Point("zero3", 4, "25m", {"prefetch": "2,1"}, None),
-        Point("zero3", 4, "25m", POINT.options, Platform("flat", {})),
-        Point("zero3", 4, "25m", POINT.options, Platform("flat", {"node.gpus": 4})),
+        Point("zero3", 4, "25m", POINT.options, Machine("flat", {}, {"node.gpus": 1})),
+        Point("zero3", 4, "25m", POINT.options, Machine("flat", {}, {"node.gpus": 4})),
     ],
 )
 def test_whatever_a_point_is_changes_its_identity(other: Point) -> None:
@@ -163,7 +165,7 @@ def test_whatever_a_point_is_changes_its_identity(other: Point) -> None:
 def test_identity_does_not_depend_on_how_it_is_written(tmp_path: Path) -> None:
     assert Point("zero3", 4, "25m", {"steps": 5, "prefetch": "2,1"}, None).hash == POINT.hash
     # Files keep their names from one version to the next.
-    assert POINT.name == "zero3_25m_prefetch2,1_n4_c048c2c9"
+    assert POINT.name == "zero3_25m_prefetch2,1_n4_3661d707"
     assert Run(POINT, 2, "srun").name == Run(POINT, 2, "mpiexec").name == f"{POINT.name}_r2"
     written = "output = 'out'\nscenario = 'ddp'\nranks = 2\n"
     (without,) = study(tmp_path, written).points
@@ -173,7 +175,7 @@ def test_identity_does_not_depend_on_how_it_is_written(tmp_path: Path) -> None:
 
 def test_names_are_plain_and_short_whatever_the_values() -> None:
     nasty = {f"option{n}": "$(touch x); a b/../c\"'*é" for n in range(40)}
-    name = Point("zero3", 4, "25m", nasty, Platform("/some where/my platform.toml", {"a.b": "; c"})).name
+    name = Point("zero3", 4, "25m", nasty, Machine("/some where/my platform.toml", {"a.b": "; c"}, {})).name
     assert re.fullmatch(r"[A-Za-z0-9_.,+-]+", name)
     assert len(name) < 200
     assert "my-platform" in name

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -47,21 +48,32 @@ def find_installation(binaries: Path | None) -> Installation:
     return Installation(chosen.resolve(), CHECKOUT / "jobs/sweep.sbatch")
 
 
+STOP = {"srun": signal.SIGUSR1}
+"""What asks a launcher to let ranks finish their step and close the file; SIGTERM unless listed. srun passes on
+what it gets, but for SIGTERM, at which it kills the ranks."""
+
+
+def stop_signal(launcher: str) -> signal.Signals:
+    """See `STOP`."""
+    return STOP.get(launcher, signal.SIGTERM)
+
+
 def command(run: Run, output: Path, installation: Installation) -> list[str]:
     """What starts a run with mpiexec, srun or the simulator."""
     point, ranks = run.point, str(run.point.ranks)
     target = ["--overwrite", f"--output={run.trace(output)}"]
-    if point.platform:
+    if point.machine:
         settings = [
-            word for key, value in point.platform.overrides.items() for word in ("--set", f"{key}={value}")
+            word for key, value in point.machine.overrides.items() for word in ("--set", f"{key}={value}")
         ]
         simulate = [sys.executable, "-m", "shardbench", "simulate", point.scenario, "--ranks", ranks]
-        return [*simulate, "--platform", point.platform.name, *settings, "--", *point.arguments(), *target]
+        return [*simulate, "--platform", point.machine.platform, *settings, "--", *point.arguments(), *target]
     program = [str(installation.binaries / point.scenario), *point.arguments(), f"--ranks={ranks}", *target]
     if run.launcher == "srun":
+        mpi = os.environ.get("SLURM_MPI_TYPE", "pmi2")
         # Since 22.05 srun does not inherit the job's --cpus-per-task.
         cpus = point.options.get("threads") or os.environ.get("SLURM_CPUS_PER_TASK") or 1
-        layout = ["--mpi=pmi2", f"--ntasks={ranks}", f"--cpus-per-task={cpus}"]
+        layout = [f"--mpi={mpi}", f"--ntasks={ranks}", f"--cpus-per-task={cpus}"]
         return ["srun", *layout, "--kill-on-bad-exit=1", "--export=ALL", *program]
     return [installation.mpiexec, "-n", ranks, *program]
 

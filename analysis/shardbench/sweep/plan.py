@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from shardbench.errors import RunError, UsageError
-from shardbench.sweep.point import Point
+from shardbench.sweep.point import Point, Value
 
-SIMULATED_DEFAULTS = {"compute": "timed", "payload": "phantom", "flops": 1e12}
-"""What a simulation adds to a point's options; the value of `flops` plans nothing."""
+SIMULATED_DEFAULTS: Mapping[str, Value] = {"compute": "timed", "payload": "phantom", "flops": 1e12}
+"""What a simulation assumes. How fast compute is changes nothing in a plan, but has to be said."""
 
 ROW_BYTES = {
     **{"events": 136, "memory": 48, "steps": 120, "ledger": 88, "memory_peak": 32, "ranks": 476},
@@ -77,11 +77,10 @@ def plan_all(points: Iterable[Point], binaries: Path) -> dict[str, Plan]:
     Raises:
         UsageError: an executable is missing, or refuses a point.
     """
+    distinct = list(points)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        distinct = list(points)
-        return dict(
-            zip((p.hash for p in distinct), pool.map(lambda p: plan(p, binaries), distinct), strict=True)
-        )
+        plans = pool.map(lambda point: plan(point, binaries), distinct)
+        return {point.hash: made for point, made in zip(distinct, plans, strict=True)}
 
 
 def plan(point: Point, binaries: Path) -> Plan:
@@ -91,14 +90,8 @@ def plan(point: Point, binaries: Path) -> Plan:
         raise UsageError(
             f"scenario {point.scenario}: {executable} is no executable; run make build, or pass --bin"
         )
-    defaults = (
-        {k: v for k, v in SIMULATED_DEFAULTS.items() if k not in point.options} if point.platform else {}
-    )
-    if "calibration" in point.options:
-        defaults.pop("flops", None)
-    # An executable of the release build plans what a simulation would run.
-    assumed = [f"--{name}={value}" for name, value in defaults.items()]
-    command = [str(executable), "--plan", f"--ranks={point.ranks}", *point.arguments(), *assumed]
+    # An executable of the release build plans what the simulated one would run.
+    command = [str(executable), "--plan", f"--ranks={point.ranks}", *point.arguments(), *_assumed(point)]
     try:
         # In a session of its own, so that Ctrl-C reaches only the sweep.
         done = subprocess.run(
@@ -112,9 +105,7 @@ def plan(point: Point, binaries: Path) -> Plan:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RunError(f"{executable} --plan did not answer ({error}); run make build") from error
     if done.returncode:
-        reason = (
-            " ".join(done.stderr.split()) or f"{executable} --plan ended with exit code {done.returncode}"
-        )
+        reason = " ".join(done.stderr.split()) or f"--plan ended with exit code {done.returncode}"
         raise UsageError(f"{point.name} is refused: {reason}")
     answer = json.loads(done.stdout)
     return Plan(
@@ -124,3 +115,11 @@ def plan(point: Point, binaries: Path) -> Plan:
         events=len(answer["events"]),
         ledger_rows=len(answer["ledger"]),
     )
+
+
+def _assumed(point: Point) -> list[str]:
+    """The options that a simulation adds to the study's."""
+    if point.machine is None or point.options.get("compute") == "real":
+        return []
+    said = {*point.options, *(["flops"] if "calibration" in point.options else [])}
+    return [f"--{name}={value}" for name, value in SIMULATED_DEFAULTS.items() if name not in said]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 Value = bool | int | float | str
 
@@ -26,33 +27,35 @@ LONGEST_OPTIONS = 60
 
 
 @dataclass(frozen=True)
-class Platform:
-    """What a simulated point runs on: a name or a file, and the keys of it that are overridden."""
+class Machine:
+    """What a simulated point runs on: a platform's name or file, the keys of it that are overridden, and
+    the figures that result."""
 
-    name: str
+    platform: str
     overrides: Mapping[str, Value]
+    figures: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Point:
-    """A configuration. `platform` is None where real ranks run it."""
+    """A configuration. `machine` is None where real ranks run it."""
 
     scenario: str
     ranks: int
     model: str
     options: Mapping[str, Value]
-    platform: Platform | None
+    machine: Machine | None
 
     @cached_property
     def hash(self) -> str:
-        """Eight hex digits that change with anything that the study says about this configuration."""
-        platform = self.platform and {"name": self.platform.name, "set": dict(self.platform.overrides)}
+        """Eight hex digits that change with anything that the study says about this configuration, and with
+        the figures of the machine that is simulated."""
         configuration = {
             "scenario": self.scenario,
             "ranks": self.ranks,
             "model": self.model,
             "options": dict(self.options),
-            "platform": platform,
+            "machine": self.machine and dict(self.machine.figures),
         }
         text = json.dumps(configuration, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -60,12 +63,12 @@ class Point:
     @cached_property
     def name(self) -> str:
         """Readable, and the same wherever the point stands in whichever study."""
-        platform = [_plain(Path(self.platform.name).stem)] if self.platform else []
-        words = [self.scenario, _plain(self.model), *self._readable_options(), *platform, f"n{self.ranks}"]
+        machine = [_plain(Path(self.machine.platform).stem)] if self.machine else []
+        words = [self.scenario, _plain(self.model), *self._readable_options(), *machine, f"n{self.ranks}"]
         return "_".join([*words, self.hash])
 
     def _readable_options(self) -> list[str]:
-        shown = dict(self.options) | (dict(self.platform.overrides) if self.platform else {})
+        shown = dict(self.options) | (dict(self.machine.overrides) if self.machine else {})
         words = [
             _plain(name if value is True else f"{name}{value}")
             for name, value in sorted(shown.items())

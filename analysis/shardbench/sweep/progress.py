@@ -56,12 +56,12 @@ def _class(point: Point) -> str:
     """Runs whose durations are in proportion to their work."""
     naming = ("compute", "calibration", "flops", "algorithm", *MODEL_DIMENSIONS)
     options = [f"{name}={point.options.get(name)}" for name in naming]
-    return " ".join([str(point.platform is not None), point.model, *options])
+    return " ".join([str(point.machine is not None), point.model, *options])
 
 
 def _work(point: Point, plan: Plan) -> float:
     """In units of its class. Simulating costs host time by the operation; real ranks compute."""
-    if point.platform:
+    if point.machine:
         return float(plan.steps * plan.events * point.ranks)
     return float(plan.steps * plan.sequences * plan.psi)
 

@@ -97,7 +97,7 @@ def _comparisons(point: Point, plan: Plan, header: Header) -> list[tuple[str, ob
         ("scenario", attributes.scenario, point.scenario),
         ("the number of ranks", attributes.world_size, point.ranks),
         ("the number of parameters", attributes.psi, plan.psi),
-        ("simulated", attributes.simulated, int(point.platform is not None)),
+        ("simulated", attributes.simulated, int(point.machine is not None)),
         ("model", config.options.get("model"), point.model),
     ]
     for name, value in point.options.items():
@@ -170,6 +170,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._launcher: subprocess.Popen[bytes] | None = None
+        self._number = signal.SIGTERM
         self._previous: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def __enter__(self) -> Self:
@@ -182,17 +183,17 @@ class StopRequest:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def pass_on_to(self, launcher: subprocess.Popen[bytes] | None) -> None:
-        """From now on signals reach this process too; also one that came just before."""
-        self._launcher = launcher
-        if launcher and self.signal:
-            launcher.terminate()
+    def pass_on_to(self, launcher: subprocess.Popen[bytes], number: signal.Signals) -> None:
+        """From now on a signal makes this process get that one; so does one that came just before."""
+        self._launcher, self._number = launcher, number
+        if self.signal:
+            launcher.send_signal(number)
 
     def _heard(self, number: int, _: FrameType | None) -> None:
         self.signal = signal.Signals(number)
         if self._launcher:
-            # srun takes only SIGTERM as a wish to stop at once; a second one ends ranks that do not.
-            self._launcher.terminate()
+            # To a second one ranks react by not even finishing their step.
+            self._launcher.send_signal(self._number)
 
 
 @dataclass
@@ -267,6 +268,7 @@ def _claimed_run(sweep: Sweep, run: Run, outcome: Outcome, stop: StopRequest, di
 def _launch(sweep: Sweep, run: Run, owner: Claim, stop: StopRequest, display: Display) -> tuple[int, float]:
     """Starts the launcher and waits for its end: exit code and seconds."""
     command = launchers.command(run, sweep.output, sweep.installation)
+    stop_signal = launchers.stop_signal(run.launcher)
     begin = time.monotonic()
     with run.log(sweep.output).open("wb") as log:
         log.write(f"$ {shlex.join(command)}\n".encode())
@@ -279,32 +281,29 @@ def _launch(sweep: Sweep, run: Run, owner: Claim, stop: StopRequest, display: Di
                 stderr=subprocess.STDOUT,
                 # So that Ctrl-C reaches it once, through this process.
                 start_new_session=True,
-                preexec_fn=_ends_with(os.getpid()),
+                preexec_fn=_ends_with(os.getpid(), stop_signal),
             )
         except OSError as error:
             raise RunError(
                 f"{command[0]} cannot be started ({error.strerror}); install it, or choose another --launcher"
             ) from error
-    stop.pass_on_to(launcher)
+    stop.pass_on_to(launcher, stop_signal)
     owner.add_launcher(launcher.pid)
     while True:
         try:
-            code = launcher.wait(display.period_s)
-            break
+            return launcher.wait(display.period_s), time.monotonic() - begin
         except subprocess.TimeoutExpired:
             display.tick()
-    stop.pass_on_to(None)
-    return code, time.monotonic() - begin
 
 
-def _ends_with(parent: int) -> Callable[[], None]:
+def _ends_with(parent: int, number: signal.Signals) -> Callable[[], None]:
     """For the launcher: be told to stop when the sweep is killed, so that no run goes on without one."""
     prctl = ctypes.CDLL(None).prctl
 
     def arrange() -> None:
-        prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
         if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     return arrange
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from shardbench.errors import UsageError
-from shardbench.sweep.point import Platform, Point, Run, Value, points_of
+from shardbench.platforms import PlatformError, load_platform
+from shardbench.sweep.point import Machine, Point, Run, Value, points_of
 
 LAUNCHERS = ("mpiexec", "srun", "sbatch", "simulate")
 
@@ -121,21 +122,21 @@ def _runs(grid: Mapping[str, Any], where: str, override: str | None) -> Iterator
     if launcher not in LAUNCHERS:
         raise UsageError(f"{where}: launcher {launcher!r} is not one of {', '.join(LAUNCHERS)}")
     repetitions = _whole(grid["repetitions"], "repetitions", where)
-    platforms: Iterable[Platform | None] = _platforms(grid, where) if launcher == "simulate" else [None]
+    machines: Iterable[Machine | None] = _machines(grid, where) if launcher == "simulate" else [None]
     axes = (
         _list(grid, "scenario", where, _name),
         _list(grid, "ranks", where, _whole),
         _list(grid, "model", where, _name),
         list(_options(grid["options"], where)),
-        platforms,
+        machines,
     )
-    for scenario, ranks, model, options, platform in itertools.product(*axes):
-        point = Point(scenario, ranks, model, options, platform)
+    for scenario, ranks, model, options, machine in itertools.product(*axes):
+        point = Point(scenario, ranks, model, options, machine)
         for repetition in range(1, repetitions + 1):
             yield Run(point, repetition, launcher)
 
 
-def _platforms(grid: Mapping[str, Any], where: str) -> Iterator[Platform]:
+def _machines(grid: Mapping[str, Any], where: str) -> Iterator[Machine]:
     if "platform" not in grid:
         raise UsageError(
             f"{where}: no key 'platform', which a simulation needs; add platform = \"h100-fat-tree\""
@@ -143,7 +144,12 @@ def _platforms(grid: Mapping[str, Any], where: str) -> Iterator[Platform]:
     names = _list(grid, "platform", where, _line)
     for name, table in itertools.product(names, grid["set"]):
         for overrides in _combinations(table, f"{where}: set"):
-            yield Platform(name, overrides)
+            try:
+                platform = load_platform(name, [f"{key}={value}" for key, value in overrides.items()])
+            except PlatformError as error:
+                raise UsageError(f"{where}: {error}") from error
+            figures = {key: value for key, value in platform.values.items() if key != "description"}
+            yield Machine(name, overrides, figures)
 
 
 def _options(tables: Iterable[Mapping[str, Any]], where: str) -> Iterator[dict[str, Value]]:
