@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from shardbench.sweep import launchers
-from shardbench.sweep.launchers import Installation, command
+from shardbench.sweep.launchers import Installation, command, index_set
 from shardbench.sweep.plan import Plan
 from shardbench.sweep.point import Machine, Point, Run
 from shardbench.sweep.progress import Durations, duration, last_lines, note_end, noted_seconds
@@ -94,5 +93,5 @@ def test_mpiexec_is_that_of_the_build(tmp_path: Path, monkeypatch: pytest.Monkey
     assert installation.mpiexec == "/other"
 
 
-def test_ranges_of_elements() -> None:
-    assert launchers._ranges([4, 0, 1, 2, 9]) == "0-2,4,9"
+def test_elements_as_slurm_writes_them() -> None:
+    assert index_set([4, 0, 1, 2, 9]) == "0-2,4,9"

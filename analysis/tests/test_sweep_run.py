@@ -196,6 +196,27 @@ def test_srun_states_the_layout(cluster: FakeCluster) -> None:
     assert cluster.noted("srun") == [layout]
 
 
+def test_a_run_of_another_configuration_fails(cluster: FakeCluster) -> None:
+    cluster.behave(options={"steps": 3})
+    code, stdout, stderr = cluster.sweep(cluster.study(f"{SMALL}options = {{steps = 4}}"))
+    assert code == 1
+    assert stdout.count("steps is 3 there and 4 in the study") == 4
+    assert len(stderr.splitlines()) == 4
+
+
+@pytest.mark.parametrize(("launcher", "number"), [("mpiexec", signal.SIGTERM), ("srun", signal.SIGUSR1)])
+def test_each_launcher_gets_once_what_it_passes_on(
+    cluster: FakeCluster, launcher: str, number: signal.Signals
+) -> None:
+    cluster.behave(seconds=60)
+    sweep = cluster.start(cluster.study(ONE), "--launcher", launcher)
+    cluster.wait_for("started")
+    sweep.send_signal(signal.SIGINT)
+    sweep.communicate(timeout=30)
+    assert sweep.returncode == 128 + signal.SIGINT
+    assert (cluster.folder / "ended").read_text() == str(number.value)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_lets_the_run_close_its_file_and_ends_the_sweep(
     cluster: FakeCluster, number: signal.Signals

@@ -86,7 +86,7 @@ def submit(study: Path, elements: Sequence[int], ranks: int, parallel: int | Non
     Raises:
         RunError: sbatch is not there, or refuses.
     """
-    array = _ranges(elements) + (f"%{parallel}" if parallel else "")
+    array = index_set(elements) + (f"%{parallel}" if parallel else "")
     names = [name for name in os.environ if name in PASSED_TO_JOBS or name.startswith("SHARDBENCH_")]
     layout = [f"--array={array}", f"--ntasks={ranks}", f"--export={','.join(sorted(names)) or 'NIL'}"]
     words = ["sbatch", "--parsable", *layout, str(script), str(study)]
@@ -101,8 +101,8 @@ def submit(study: Path, elements: Sequence[int], ranks: int, parallel: int | Non
     return answer.stdout.strip()
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """As Slurm writes sets of indices: 0-2,5."""
+def index_set(numbers: Sequence[int]) -> str:
+    """As Slurm writes one: 0-2,5."""
     spans: list[list[int]] = []
     for number in sorted(numbers):
         if spans and spans[-1][-1] == number - 1:
