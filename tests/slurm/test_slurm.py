@@ -1,0 +1,188 @@
+"""The batch scripts of jobs/, submitted for real: how ranks start, what is refused, and how jobs end."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import runs
+from cluster import Cluster, Job
+
+SCENARIO, GPU_NODES = "jobs/scenario.sbatch", "jobs/gpu-nodes.sbatch"
+FOUR_RANKS = ("--nodes=2", "--ntasks-per-node=2")
+SHORT = ("-n", "3", "-w", "1")
+# Ends only when told; steps of some 25 ms that sleep, so that a busy machine is no matter.
+ENDLESS = ("-n", "32000", "-w", "1", "--window", "4", "--compute", "timed", "--flops", "1e9")
+
+USAGE = 2
+
+
+def submit(slurm: Cluster, folder: Path, *words: str, **changes: str) -> Job:
+    # Both nodes share this machine's few cores, on which threads shall not spin.
+    environment = {"SHARDBENCH_BIN": str(runs.BIN), "MPIEXEC": runs.MPIEXEC, "OMP_WAIT_POLICY": "passive"}
+    return slurm.submit(folder, *words, **environment | changes)
+
+
+def result_of(job: Job) -> runs.Trace:
+    """The one file that the job has left, which carries its number."""
+    (path,) = job.folder.glob("*.h5")
+    assert path.stem.endswith(f"_{job.number}"), path
+    return runs.Trace(path)
+
+
+def wait_for_windows(job: Job) -> None:
+    """Until the job runs, and has written to its file more than once."""
+    job.wait_for("RUNNING")
+    sizes: set[int] = set()
+
+    def has_grown() -> bool:
+        assert job.state == "RUNNING", job.log
+        sizes.update(path.stat().st_size for path in job.folder.glob("*.h5"))
+        return len(sizes) > 2
+
+    job.cluster.wait_until(has_grown, "the file grows")
+
+
+def assert_interrupted(job: Job) -> None:
+    """All steps until the signal are in the file, and nothing is wrong with it but that the rest is missing."""
+    trace = result_of(job)
+    assert trace.attributes["status"] == "interrupted", job.log
+    steps = trace.steps_agreed("step")
+    assert len(steps) > 0
+    assert steps.tolist() == list(range(len(steps)))
+    validated = runs.execute([sys.executable, "-m", "shardbench", "validate", str(trace.path)], job.folder)
+    first, *others = validated.stdout.splitlines()
+    assert "incomplete: status is 'interrupted'" in first, validated
+    assert all(": no rows, " in line or ": steps: " in line for line in others), validated
+
+
+@pytest.mark.parametrize(("site", "tasks_of_a_step"), [("generic", "2(x2)"), ("hydra", "1(x2)")])
+def test_ranks_start_on_all_nodes(slurm: Cluster, tmp_path: Path, site: str, tasks_of_a_step: str) -> None:
+    """As tasks, or below one of mpiexec's proxies on each node."""
+    folder = tmp_path / "a folder; $(touch x)"
+    folder.mkdir()
+    job = submit(slurm, folder, *FOUR_RANKS, "--cpus-per-task=2", SCENARIO, "zero3", *SHORT, "-c",
+                 SHARDBENCH_SITE=str(runs.ROOT / f"jobs/sites/{site}.env"))
+    assert job.wait() == "COMPLETED", job.log
+    trace = result_of(job)
+    assert trace.attributes["status"] == "complete"
+    assert trace.attributes["check"] == "passed"
+    assert trace.ranks == 4
+    assert set(trace["ranks"]["threads"]) == {2}
+    recorded = trace.config["environment"]
+    assert (recorded["SLURM_JOB_NUM_NODES"], recorded["SLURM_TASKS_PER_NODE"]) == ("2", tasks_of_a_step)
+    assert recorded["OMP_NUM_THREADS"] == "2"
+
+
+def test_each_task_has_the_cpus_that_were_asked_for(slurm: Cluster, tmp_path: Path) -> None:
+    """By itself srun would give each one."""
+    job = submit(slurm, tmp_path, *FOUR_RANKS, "--cpus-per-task=3", SCENARIO, "zero3", *ENDLESS)
+    wait_for_windows(job)
+    step = slurm.command("scontrol", "--oneliner", "show", "step", f"{job.number}.0").stdout
+    assert "CPUs=12 Tasks=4" in step, step
+    slurm.command("scancel", job.number)
+    job.wait()
+
+
+def test_collectives_run_too(slurm: Cluster, tmp_path: Path) -> None:
+    job = submit(slurm, tmp_path, "--nodes=2", SCENARIO, "collectives", "-b", "1K", "-e", "4K", "-f", "2", "-n", "2")
+    assert job.wait() == "COMPLETED", job.log
+    trace = result_of(job)
+    assert (trace.attributes["status"], trace.ranks) == ("complete", 2)
+
+
+def test_tasks_that_no_plugin_connects_are_refused(slurm: Cluster, tmp_path: Path) -> None:
+    """srun would start four worlds of one rank."""
+    job = submit(slurm, tmp_path, *FOUR_RANKS, SCENARIO, "zero3", *SHORT, SLURM_MPI_TYPE="none")
+    assert (job.wait(), job.exit_code()) == ("FAILED", USAGE), job.log
+    own = [line for line in job.log.splitlines() if line.startswith("zero3: ")]
+    assert own, job.log
+    assert all("--ranks 4 was expected, but the world has 1 rank" in line for line in own), job.log
+    assert not list(tmp_path.glob("*.h5"))
+
+
+@pytest.mark.parametrize(("words", "changes", "said"), [
+    ((SCENARIO,), {}, "which scenario?"),
+    ((SCENARIO, "--model", "tiny"), {}, "which scenario?"),
+    ((SCENARIO, "zero4"), {}, "there is no executable 'zero4'"),
+    ((SCENARIO, "../bin/zero3"), {}, "there is no executable '../bin/zero3'"),
+    ((SCENARIO, "zero3"), {"SHARDBENCH_SITE": "no.env"}, "the site file no.env cannot be read"),
+    ((SCENARIO, "zero3"), {"SHARDBENCH_LAUNCHER": "aprun"}, "SHARDBENCH_LAUNCHER is 'aprun'"),
+    ((SCENARIO, "zero3"), {"SHARDBENCH_ROOT": "/nowhere"}, "/nowhere is no checkout of shardbench"),
+    ((GPU_NODES, "zero4"), {}, "there is no executable 'zero4'"),
+    ((SCENARIO, "zero3", "--calibration", "a; touch x; $(touch x) 'y", "--compute", "timed"), {}, "a; touch x; $(touch x) 'y"),
+    ((SCENARIO, "zero3", "--threads", "2"), {}, "--threads"),
+    ((SCENARIO, "zero3", "--ranks", "7"), {}, "--ranks"),
+])  # fmt: skip
+def test_what_makes_no_sense_is_refused_in_a_line(slurm: Cluster, tmp_path: Path, words: tuple[str, ...], changes: dict[str, str],
+                                                  said: str) -> None:
+    job = submit(slurm, tmp_path, "--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=0", *words, **changes)
+    assert (job.wait(), job.exit_code()) == ("FAILED", USAGE), job.log
+    complaints = [line for line in job.log.splitlines() if not line.startswith("srun: ")]
+    assert len(complaints) == 1, job.log
+    assert said in complaints[0]
+    assert [path.name for path in tmp_path.iterdir()] == [f"slurm-{job.number}.out"]
+
+
+def ask_with_batch_signal(slurm: Cluster, job: Job) -> None:
+    """What --signal=B:USR1@60 sends, when it comes."""
+    assert slurm.command("scancel", "--batch", "--signal=USR1", job.number).code == 0
+
+
+def cancel(slurm: Cluster, job: Job) -> None:
+    assert slurm.command("scancel", job.number).code == 0
+
+
+@pytest.mark.parametrize("site", ["generic", "hydra"])
+@pytest.mark.parametrize(("ask", "ended"), [(ask_with_batch_signal, "FAILED"), (cancel, "CANCELLED")])
+def test_a_job_that_is_told_to_end_closes_its_file(slurm: Cluster, tmp_path: Path, site: str, ended: str,
+                                                   ask: Callable[[Cluster, Job], None]) -> None:
+    job = submit(slurm, tmp_path, *FOUR_RANKS, SCENARIO, "zero3", *ENDLESS, SHARDBENCH_SITE=str(runs.ROOT / f"jobs/sites/{site}.env"))
+    wait_for_windows(job)
+    ask(slurm, job)
+    assert job.wait() == ended, job.log
+    assert_interrupted(job)
+
+
+def test_a_job_at_its_time_limit_closes_its_file(slurm: Cluster, tmp_path: Path) -> None:
+    """Slurm looks every 30 s and may signal that much too early (man sbatch), so that the limit of a minute is not waited for."""
+    job = submit(slurm, tmp_path, *FOUR_RANKS, "--time=1", "--signal=B:USR1@40", SCENARIO, "zero3", *ENDLESS)
+    wait_for_windows(job)
+    assert job.wait() == "FAILED", job.log
+    assert_interrupted(job)
+
+
+def test_a_requeued_job_replaces_its_file(slurm: Cluster, tmp_path: Path) -> None:
+    job = submit(slurm, tmp_path, *FOUR_RANKS, SCENARIO, "zero3", "-n", "200", *ENDLESS[2:])
+    wait_for_windows(job)
+    assert slurm.command("scontrol", "requeue", job.number).code == 0
+    # Slurm holds a requeued job back for two minutes, until the credentials of the first launch have expired.
+    slurm.wait_until(lambda: job.state == "PENDING" and slurm.command("scontrol", "update", f"JobId={job.number}", "StartTime=now").code == 0,
+                     "the job can start again")
+    assert job.wait() == "COMPLETED", job.log
+    trace = result_of(job)
+    assert trace.attributes["status"] == "complete"
+    assert job.facts()["Restarts"] == "1"
+    assert len(trace.steps_agreed("step")) == 201
+    assert job.log.count("interrupted") == 1, "the log of the first launch is kept"
+
+
+def test_a_rank_that_dies_ends_the_job(slurm: Cluster, tmp_path: Path) -> None:
+    job = submit(slurm, tmp_path, *FOUR_RANKS, SCENARIO, "zero3", *ENDLESS)
+    wait_for_windows(job)
+    os.kill(slurm.ranks("zero3")[3], signal.SIGKILL)
+    assert job.wait(timeout_s=30) == "FAILED", job.log
+    assert result_of(job).attributes["status"] in ("failed", "running")
+
+
+@pytest.mark.parametrize(("options", "fits"), [
+    ((), True), (("--nodes=8",), True), (("--nodes=65",), False), (("--gpus-per-node=9",), False), (("--ntasks-per-node=9",), False),
+])  # fmt: skip
+def test_whole_nodes_of_eight_gpus_are_found(slurm: Cluster, options: tuple[str, ...], fits: bool) -> None:
+    """On paper: 64 nodes of 64 CPUs and 8 GPUs."""
+    finished = slurm.command("sbatch", "--test-only", "--partition=gpu", *options, GPU_NODES, "zero3", folder=runs.ROOT)
+    assert (finished.code == 0) == fits, finished
+    if not options:
+        assert "4096 processors on nodes g[1-64]" in finished.stderr, finished
