@@ -61,7 +61,7 @@ SlurmdParameters=config_overrides
 SchedulerParameters=sched_min_interval=100000,batch_sched_delay=0
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
-KillWait=20
+KillWait=10
 MinJobAge=3600
 GresTypes=gpu
 SuspendProgram=/bin/true
@@ -100,6 +100,7 @@ class Cluster:
     def __init__(self) -> None:
         self.folder = Path()
         self._guard: subprocess.Popen[str] | None = None
+        self._daemons: set[int] = set()
 
     def __enter__(self) -> "Cluster":
         self.folder = Path(tempfile.mkdtemp(prefix="shardbench-slurm-"))
@@ -111,6 +112,7 @@ class Cluster:
                                                stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True)
             self.wait_until(lambda: self.command("sinfo", "--noheader", "--partition=main", "--states=idle", "--format=%D").stdout.strip()
                             == str(len(NODES)), "the nodes are idle", START_S)
+            self._daemons = set(runs.descendants(self._guard.pid))
         except BaseException:
             self._remove()
             raise
@@ -165,6 +167,13 @@ class Cluster:
         """Process ids by rank, while one job runs."""
         assert self._guard is not None
         return runs.ranks_of(self._guard, scenario)
+
+    def crash(self) -> None:
+        """Kills whatever jobs have started, scripts and ranks alike, as a power failure would; only the daemons stay."""
+        assert self._guard is not None
+        for process in set(runs.descendants(self._guard.pid)) - self._daemons:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     def logs(self) -> str:
         """The end of what each daemon had to say."""

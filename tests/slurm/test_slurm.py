@@ -4,13 +4,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import runs
 from cluster import Cluster, Job
 
-SCENARIO, GPU_NODES = "jobs/scenario.sbatch", "jobs/gpu-nodes.sbatch"
+SCENARIO, GPU_NODES, SWEEP = "jobs/scenario.sbatch", "jobs/gpu-nodes.sbatch", "jobs/sweep.sbatch"
 FOUR_RANKS = ("--nodes=2", "--ntasks-per-node=2")
 SHORT = ("-n", "3", "-w", "1")
 # Ends only when told; steps of some 25 ms that sleep, so that a busy machine is no matter.
@@ -155,7 +156,7 @@ def test_a_job_at_its_time_limit_closes_its_file(slurm: Cluster, tmp_path: Path)
 
 
 def test_a_requeued_job_replaces_its_file(slurm: Cluster, tmp_path: Path) -> None:
-    job = submit(slurm, tmp_path, *FOUR_RANKS, SCENARIO, "zero3", "-n", "200", *ENDLESS[2:])
+    job = submit(slurm, tmp_path, *FOUR_RANKS, SCENARIO, "zero3", "-n", "80", *ENDLESS[2:])
     wait_for_windows(job)
     assert slurm.command("scontrol", "requeue", job.number).code == 0
     # Slurm holds a requeued job back for two minutes, until the credentials of the first launch have expired.
@@ -165,15 +166,17 @@ def test_a_requeued_job_replaces_its_file(slurm: Cluster, tmp_path: Path) -> Non
     trace = result_of(job)
     assert trace.attributes["status"] == "complete"
     assert job.facts()["Restarts"] == "1"
-    assert len(trace.steps_agreed("step")) == 201
+    assert len(trace.steps_agreed("step")) == 81
     assert job.log.count("interrupted") == 1, "the log of the first launch is kept"
 
 
 def test_a_rank_that_dies_ends_the_job(slurm: Cluster, tmp_path: Path) -> None:
+    """Without --kill-on-bad-exit srun would wait for the others, which wait for the dead one."""
     job = submit(slurm, tmp_path, *FOUR_RANKS, SCENARIO, "zero3", *ENDLESS)
     wait_for_windows(job)
     os.kill(slurm.ranks("zero3")[3], signal.SIGKILL)
-    assert job.wait(timeout_s=30) == "FAILED", job.log
+    assert job.wait() == "FAILED", job.log
+    # Slurm may have killed the caretaker together with the ranks.
     assert result_of(job).attributes["status"] in ("failed", "running")
 
 
@@ -186,3 +189,91 @@ def test_whole_nodes_of_eight_gpus_are_found(slurm: Cluster, options: tuple[str,
     assert (finished.code == 0) == fits, finished
     if not options:
         assert "4096 processors on nodes g[1-64]" in finished.stderr, finished
+
+
+STUDY = """
+output = "results"
+scenario = "zero3"
+ranks = [2, 4]
+options = {steps = 60, warmup = 1, window = 4, compute = "timed", flops = 1e9, prefetch = ["0", "1", "2"]}
+"""
+POINTS = 6
+
+
+@dataclass
+class Sweep:
+    """A study in a folder of its own, below which nothing has a name that a shell would leave alone."""
+
+    slurm: Cluster
+    folder: Path
+    environment: dict[str, str]
+
+    @property
+    def study(self) -> Path:
+        return self.folder / "a study; $(touch x).toml"
+
+    def files(self) -> list[Path]:
+        return sorted(self.folder.glob("results/*.h5"))
+
+    def statuses(self) -> list[str]:
+        """Of all files, one a point; while none is being written, for a reader would lock it."""
+        return sorted(str(runs.Trace(path).attributes["status"]) for path in self.files())
+
+    def launches(self) -> dict[str, str]:
+        """By file, which launch wrote it, of those that are complete; likewise."""
+        traces = {path.name: runs.Trace(path).attributes for path in self.files()}
+        return {name: str(attributes["launch_id"]) for name, attributes in traces.items() if attributes["status"] == "complete"}
+
+    def submit(self) -> str:
+        """What `shardbench sweep --launcher sbatch` says, from a folder that is no checkout."""
+        finished = self.slurm.command(self.environment["SHARDBENCH_COMMAND"], "sweep", str(self.study), "--launcher", "sbatch",
+                                      folder=self.folder, **self.environment)
+        assert finished.code == 0, finished
+        return finished.stdout
+
+    def jobs(self, *states: str) -> list[str]:
+        shown = self.slurm.command("squeue", "--noheader", "--array", "--format=%i", *(f"--states={state}" for state in states))
+        return shown.stdout.split()
+
+
+@pytest.fixture
+def sweep(slurm: Cluster, tmp_path: Path) -> Sweep:
+    command = tmp_path / "shardbench"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m shardbench "$@"\n')
+    command.chmod(0o755)
+    result = Sweep(slurm, tmp_path, {"SHARDBENCH_COMMAND": str(command), "SHARDBENCH_BIN": str(runs.BIN), "MPIEXEC": runs.MPIEXEC})
+    result.study.write_text(STUDY)
+    return result
+
+
+def test_a_study_that_was_cut_short_is_finished_by_submitting_it_again(slurm: Cluster, sweep: Sweep) -> None:
+    assert f"{POINTS} to do" in sweep.submit()
+    # Two nodes, and each job has one to itself: a third file is begun when a point is done.
+    slurm.wait_until(lambda: len(sweep.files()) == 4, "some points are done, and some are running")
+    slurm.crash()
+    assert slurm.command("scancel", "--me").code == 0
+    slurm.wait_until(lambda: not sweep.jobs(), "no job is left")
+    before = sweep.launches()
+    assert 0 < len(before) < POINTS
+    assert {"complete", "running"} <= set(sweep.statuses()), "a point was killed"
+
+    assert f"{POINTS - len(before)} to do" in sweep.submit()
+    slurm.wait_until(lambda: not sweep.jobs(), "no job is left")
+    after = sweep.launches()
+    assert sweep.statuses() == ["complete"] * POINTS
+    assert {name: after[name] for name in before} == before, "what was done is not done again"
+    assert " 0 to do" in sweep.submit()
+    assert not sweep.jobs()
+    assert not (sweep.folder / "x").exists()
+
+
+def test_a_study_as_one_job_closes_its_file_and_goes_on_where_it_stopped(slurm: Cluster, sweep: Sweep) -> None:
+    words = ("--nodes=2", "--ntasks-per-node=2", SWEEP, str(sweep.study), "--only", "zero3_*_n4_*")
+    job = slurm.submit(sweep.folder, *words, **sweep.environment)
+    slurm.wait_until(lambda: len(sweep.files()) == 2, "the second point is running")
+    ask_with_batch_signal(slurm, job)
+    assert job.wait() == "FAILED", job.log
+    assert sweep.statuses() == ["complete", "interrupted"]
+    again = slurm.submit(sweep.folder, *words, **sweep.environment)
+    assert again.wait() == "COMPLETED", again.log
+    assert sweep.statuses() == ["complete"] * 3

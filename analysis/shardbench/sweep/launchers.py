@@ -85,11 +85,13 @@ def submit(study: Path, elements: Sequence[int], ranks: int, parallel: int | Non
         RunError: sbatch is not there, or refuses.
     """
     array = _ranges(elements) + (f"%{parallel}" if parallel else "")
-    names = [name for name in os.environ if name in PASSED_TO_JOBS or name.startswith("SHARDBENCH_")]
-    layout = [f"--array={array}", f"--ntasks={ranks}", f"--export={','.join(sorted(names)) or 'NIL'}"]
+    # Where sbatch was called from need not be the checkout, in which the script looks otherwise.
+    environment = {**os.environ, "SHARDBENCH_ROOT": str(CHECKOUT)}
+    names = [name for name in environment if name in PASSED_TO_JOBS or name.startswith("SHARDBENCH_")]
+    layout = [f"--array={array}", f"--ntasks={ranks}", f"--export={','.join(sorted(names))}"]
     words = ["sbatch", "--parsable", *layout, str(script), str(study)]
     try:
-        answer = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        answer = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     except OSError as error:
         raise RunError(
             f"sbatch cannot be run ({error.strerror}); submit from a machine of the cluster"
