@@ -1,5 +1,6 @@
 # What the batch scripts share. Sourced by them, with `root` set to the checkout; every line is explained in docs/slurm.md.
 # shellcheck shell=bash
+set -euo pipefail
 
 refuse() { # PROBLEM: one line, exit code 2
   printf 'shardbench, job %s: %s\n' "${SLURM_JOB_ID:-none}" "$1" >&2
