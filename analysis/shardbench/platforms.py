@@ -131,8 +131,8 @@ def shipped_names() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
 
 
-def _find(name_or_file: str) -> Path:
-    path = Path(name_or_file)
+def _find(name_or_file: str, beside: Path = Path()) -> Path:
+    path = beside / name_or_file
     if path.suffix == ".toml" and path.is_file():
         return path
     if name_or_file in shipped_names():
@@ -159,8 +159,8 @@ def _values(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
             raise PlatformError(f"{path} has a key '{key}' that no platform has{_suggestion(key, KEYS)}")
     if base is None:
         return own
-    base_path = _find(str(base))
-    if base_path in (path, *above):
+    base_path = _find(str(base), path.parent)
+    if base_path.resolve() in (known.resolve() for known in (path, *above)):
         raise PlatformError(f"{path} is based on itself; remove one based_on")
     return {**_values(base_path, (path, *above)), **own}
 

@@ -51,6 +51,10 @@ FLAGS = (
 """SimGrid's options; docs/simulation.md says what they change."""
 
 
+# SMPI's line for each rank whose main function did not return 0; smpirun itself answers 0 then.
+_RETURNED = re.compile(rb"SMPI process did not return 0\. Return value : (\d+)")
+
+
 class SimulationError(Exception):
     """A request that cannot be simulated: problem, reason, what to do, in one line."""
 
@@ -91,8 +95,8 @@ def simulate(simulation: Simulation) -> int:
     """Runs it, passing on what it prints and the signals that stop it. Returns an exit code."""
     before = _identity(simulation.output)
     with tempfile.TemporaryDirectory(prefix="shardbench-sim-") as folder:
-        said, signalled = _run(simulation, Path(folder))
-    code, problem = _verdict(simulation.output, before, said, signalled)
+        codes, signalled = _run(simulation, Path(folder))
+    code, problem = _verdict(simulation.output, before, codes, signalled)
     if problem:
         print(f"shardbench simulate: {problem}", file=sys.stderr)
     return code
@@ -188,8 +192,8 @@ def _environment(simulation: Simulation, folder: Path) -> Mapping[str, str]:
     }
 
 
-def _run(simulation: Simulation, folder: Path) -> tuple[str, signal.Signals | None]:
-    """Returns what it said on stderr, and the signal that ended it."""
+def _run(simulation: Simulation, folder: Path) -> tuple[set[int], signal.Signals | None]:
+    """Returns the exit codes other than 0 of its ranks, and the signal that it was stopped by."""
     _check_word(str(folder))
     description = simulation.platform.description(simulation.ranks)
     (folder / "platform.json").write_text(json.dumps(description), encoding="utf-8")
@@ -203,15 +207,17 @@ def _run(simulation: Simulation, folder: Path) -> tuple[str, signal.Signals | No
         # A group of its own, so that a signal reaches the simulator once and all of it.
         start_new_session=True,
     )
+    codes = set()
     with _forwarded_signals(process) as received:
         assert process.stderr is not None
-        said = b""
         for line in process.stderr:
-            said += line
-            sys.stderr.buffer.write(line)
-            sys.stderr.flush()
+            if match := _RETURNED.search(line):
+                codes.add(int(match[1]))
+            else:
+                sys.stderr.buffer.write(line)
+                sys.stderr.flush()
         process.wait()
-    return said.decode("utf-8", "replace"), received[0] if received else None
+    return codes, received[0] if received else None
 
 
 @contextmanager
@@ -221,7 +227,7 @@ def _forwarded_signals(process: subprocess.Popen[bytes]) -> Iterator[list[signal
 
     def stop(number: int, _: FrameType | None) -> None:
         received.append(signal.Signals(number))
-        _kill(process, signal.SIGTERM)
+        process.terminate()  # smpirun passes it on
 
     previous = {
         number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -229,15 +235,11 @@ def _forwarded_signals(process: subprocess.Popen[bytes]) -> Iterator[list[signal
     try:
         yield received
     finally:
-        _kill(process, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _kill(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -249,13 +251,11 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _verdict(
-    output: Path, before: tuple[int, int] | None, said: str, signalled: signal.Signals | None
+    output: Path, before: tuple[int, int] | None, codes: set[int], signalled: signal.Signals | None
 ) -> tuple[int, str]:
-    """The exit code, and what is wrong unless that is 0."""
+    """The exit code, and what is wrong unless that is 0. `codes`: what ranks returned other than 0."""
     if signalled is not None:
         return FAILED, f"stopped by {signalled.name}; {output} is incomplete or missing"
-    # SMPI reports what the main function of each rank returned, and itself always answers 0.
-    codes = {int(code) for code in re.findall(r"did not return 0\. Return value : (\d+)", said)}
     code = max(codes & {USAGE, CHECK_FAILED}, default=FAILED)
     if _identity(output) == before:
         reason = (

@@ -1,13 +1,16 @@
 """Programs that stand in for the scenarios and for what starts them, and note how they were called."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import unittest.mock
 from pathlib import Path
 
+from shardbench import cli
 from synthetic import PSI
 
 ANALYSIS = Path(__file__).resolve().parents[1]
@@ -149,13 +152,16 @@ class FakeCluster:
         )
 
     def sweep(self, study: Path, *options: str, **environment: str) -> tuple[int, str, str]:
-        """Exit code, stdout, stderr."""
-        process = self.start(study, *options, **environment)
-        try:
-            stdout, stderr = process.communicate(timeout=120)
-        finally:
-            process.kill()
-        return process.returncode, stdout, stderr
+        """Exit code, stdout, stderr. In this process, which has loaded already what takes long to load."""
+        stdout, stderr = io.StringIO(), io.StringIO()
+        with (
+            unittest.mock.patch.dict(os.environ, {**self.environment, **environment}, clear=True),
+            contextlib.chdir(self.folder),
+            contextlib.redirect_stdout(stdout),
+            contextlib.redirect_stderr(stderr),
+        ):
+            code = cli.main(["sweep", str(study), "--bin", str(self.binaries), *options])
+        return code, stdout.getvalue(), stderr.getvalue()
 
     def noted(self, what: str) -> list[dict]:
         path = self.folder / f"{what}.jsonl"
@@ -172,7 +178,3 @@ class FakeCluster:
             assert time.monotonic() < deadline, f"{name} does not appear"
             time.sleep(0.01)
         (self.folder / name).unlink()
-
-
-def launched(programs: Sequence[dict]) -> list[tuple[str, int]]:
-    return [(program["scenario"], program["ranks"]) for program in programs]

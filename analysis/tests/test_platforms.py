@@ -91,6 +91,8 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert platform.name == "own"
     assert platform.values["node.nic_bandwidth"] == 1e9
     assert platform.values["node.gpus"] == 1
+    (tmp_path / "next.toml").write_text('based_on = "own.toml"\n', encoding="utf-8")
+    assert load_platform(str(tmp_path / "next.toml")).values == platform.values
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_wrong_files_are_refused_in_one_line(tmp_path: Path, content: str, words
 
 def test_a_circle_of_files_is_refused(tmp_path: Path) -> None:
     first, second = tmp_path / "first.toml", tmp_path / "second.toml"
-    first.write_text(f'based_on = "{second}"\n', encoding="utf-8")
-    second.write_text(f'based_on = "{first}"\n', encoding="utf-8")
+    first.write_text('based_on = "second.toml"\n', encoding="utf-8")
+    second.write_text('based_on = "../' + tmp_path.name + '/first.toml"\n', encoding="utf-8")
     with pytest.raises(PlatformError, match="based on itself"):
         load_platform(str(first))

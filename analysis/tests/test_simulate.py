@@ -9,6 +9,7 @@ from shardbench import simulate
 from shardbench.cli import main
 from shardbench.platforms import load_platform
 from shardbench.simulate import SimulationError, plan_simulation
+from synthetic import Synthetic
 
 
 @pytest.fixture
@@ -84,18 +85,18 @@ def test_a_negative_number_of_ranks_is_refused(sim_bin: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "signalled", "code", "words"),
+    ("codes", "signalled", "code", "words"),
     [
-        ("", None, 1, "before it wrote a file"),
-        ("SMPI process did not return 0. Return value : 2", None, 2, "refused its options"),
-        ("SMPI process did not return 0. Return value : 1", None, 1, "before it wrote a file"),
-        ("", signal.SIGTERM, 1, "stopped by SIGTERM"),
+        (set(), None, 1, "before it wrote a file"),
+        ({2}, None, 2, "refused its options"),
+        ({1}, None, 1, "before it wrote a file"),
+        (set(), signal.SIGTERM, 1, "stopped by SIGTERM"),
     ],
 )
 def test_a_run_that_leaves_no_file_has_failed(
-    tmp_path: Path, said: str, signalled: signal.Signals | None, code: int, words: str
+    tmp_path: Path, codes: set[int], signalled: signal.Signals | None, code: int, words: str
 ) -> None:
-    found, problem = simulate._verdict(tmp_path / "none.h5", None, said, signalled)
+    found, problem = simulate._verdict(tmp_path / "none.h5", None, codes, signalled)
     assert found == code
     assert words in problem
 
@@ -103,9 +104,35 @@ def test_a_run_that_leaves_no_file_has_failed(
 def test_the_file_of_an_earlier_run_is_no_success(tmp_path: Path) -> None:
     old = tmp_path / "old.h5"
     old.write_bytes(b"complete")
-    code, problem = simulate._verdict(old, simulate._identity(old), "", None)
+    code, problem = simulate._verdict(old, simulate._identity(old), set(), None)
     assert code == 1
     assert "before it wrote a file" in problem
+
+
+@pytest.mark.parametrize(
+    ("status", "codes", "code", "words"),
+    [
+        ("complete", set(), 0, ""),
+        ("complete", {3}, 3, "checks failed"),
+        ("running", set(), 1, "status 'running'"),
+        ("interrupted", {1}, 1, "status 'interrupted'"),
+        ("failed", {1}, 1, "status 'failed'"),
+    ],
+)
+def test_the_status_of_the_file_decides(
+    run: Synthetic, tmp_path: Path, status: str, codes: set[int], code: int, words: str
+) -> None:
+    run.attributes["status"] = status
+    found, problem = simulate._verdict(run.write(tmp_path / "a.h5"), None, codes, None)
+    assert found == code
+    assert words in problem and bool(words) == bool(problem)
+
+
+def test_a_file_that_cannot_be_read_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "a.h5").write_bytes(b"no HDF5")
+    code, problem = simulate._verdict(tmp_path / "a.h5", None, set(), None)
+    assert code == 1
+    assert "cannot be read" in problem
 
 
 def test_the_command_refuses_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

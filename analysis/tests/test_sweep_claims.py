@@ -93,7 +93,7 @@ ELSEWHERE = {"host": "another", "boot": "another", "namespace": "another"}
     ("changes", "is_taken_over"),
     [
         (ELSEWHERE, False),  # nobody can say
-        ({"boot": "another"}, True),  # before this machine was started
+        ({"boot": "another", "job": ""}, True),  # before this machine was started
         ({"namespace": "another"}, False),  # another container
         ({**ELSEWHERE, "job": "1"}, False),  # in the queue
         ({**ELSEWHERE, "job": "2"}, True),  # not any more
@@ -114,8 +114,8 @@ def test_other_machines_and_jobs(
 
 
 def test_without_squeue_a_job_may_still_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
     leave(tmp_path, replace(gone(), **ELSEWHERE, job="2"))
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert isinstance(claim(tmp_path, "x"), Owner)
 
 

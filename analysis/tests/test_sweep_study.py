@@ -173,6 +173,14 @@ def test_identity_does_not_depend_on_how_it_is_written(tmp_path: Path) -> None:
     assert without == off
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1e12, "1e+12"), (0.5, "0.5"), (2.0, "2"), (1.23456789, "1.23456789"), (3, "3"), ("2,1", "2,1")],
+)
+def test_numbers_keep_their_value(value: float | str, text: str) -> None:
+    assert Point("ddp", 1, "tiny", {"flops": value}, None).arguments()[1] == f"--flops={text}"
+
+
 def test_names_are_plain_and_short_whatever_the_values() -> None:
     nasty = {f"option{n}": "$(touch x); a b/../c\"'*é" for n in range(40)}
     name = Point("zero3", 4, "25m", nasty, Machine("/some where/my platform.toml", {"a.b": "; c"}, {})).name

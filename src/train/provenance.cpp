@@ -37,6 +37,15 @@ std::string job_name() {
   return job != nullptr ? job : std::to_string(getpid());
 }
 
+/// The machine that `shardbench simulate` has simulated, as it says; null where a simulation was started
+/// otherwise.
+nlohmann::json simulation_provenance() {
+  const char* said = std::getenv("SHARDBENCH_SIMULATION");
+  if (said == nullptr) return nullptr;
+  nlohmann::json parsed = nlohmann::json::parse(said, nullptr, /*allow_exceptions=*/false);
+  return parsed.is_discarded() ? nlohmann::json(said) : parsed;
+}
+
 }  // namespace
 
 void describe_program(TraceFile& file, const std::string& scenario, const World& world,
@@ -96,6 +105,7 @@ void describe_run(TraceFile& file, const RunDescription& run) {
       "dissemination over point-to-point messages, before the first step of a window only";
   config["threads_per_rank"] = thread_count(options, world.placement());
   config["environment"] = recorded_environment();
+  if (world.simulated()) config["simulation"] = simulation_provenance();
   file.set_config(config.dump());
 }
 

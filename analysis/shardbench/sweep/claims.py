@@ -93,7 +93,7 @@ def claim(output: Path, name: str) -> Claim | Owner:
         if _linked(path, me):
             return Claim(path, me)
         other = owner_of(path)
-        if other and not _is_gone(other, me):
+        if other and not _is_gone(other, me, LINGER_S):
             return other
         with _locked(path.parent / "lock"):
             # Another may have taken it over in the meantime.
@@ -142,7 +142,7 @@ def _written(path: Path, owner: Owner) -> Path:
     return own
 
 
-def _is_gone(owner: Owner, me: Owner, linger_s: float = LINGER_S) -> bool:
+def _is_gone(owner: Owner, me: Owner, linger_s: float) -> bool:
     """Whether neither the sweep nor its launcher exists any more. In doubt they do."""
     if (owner.host, owner.boot, owner.namespace) == (me.host, me.boot, me.namespace):
         if _exists(owner.pid, owner.started):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardbench.errors import RunError, UsageError
-from shardbench.sweep.point import Run
+from shardbench.sweep.point import Run, text_of
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 
@@ -64,7 +64,9 @@ def command(run: Run, output: Path, installation: Installation) -> list[str]:
     target = ["--overwrite", f"--output={run.trace(output)}"]
     if point.machine:
         settings = [
-            word for key, value in point.machine.overrides.items() for word in ("--set", f"{key}={value}")
+            word
+            for key, value in point.machine.overrides.items()
+            for word in ("--set", f"{key}={text_of(value)}")
         ]
         simulate = [sys.executable, "-m", "shardbench", "simulate", point.scenario, "--ranks", ranks]
         return [*simulate, "--platform", point.machine.platform, *settings, "--", *point.arguments(), *target]

@@ -63,26 +63,18 @@ class Point:
     @cached_property
     def name(self) -> str:
         """Readable, and the same wherever the point stands in whichever study."""
-        machine = [_plain(Path(self.machine.platform).stem)] if self.machine else []
-        words = [self.scenario, _plain(self.model), *self._readable_options(), *machine, f"n{self.ranks}"]
-        return "_".join([*words, self.hash])
-
-    def _readable_options(self) -> list[str]:
-        shown = dict(self.options) | (dict(self.machine.overrides) if self.machine else {})
-        words = [
-            _plain(name if value is True else f"{name}{value}")
-            for name, value in sorted(shown.items())
-            if name not in NOT_IN_NAME
-        ]
-        while sum(map(len, words)) + len(words) > LONGEST_OPTIONS:
-            words.pop()
-        return words
+        words = [self.scenario, _plain(self.model), *_readable(self.options)]
+        if self.machine:
+            words += [_plain(Path(self.machine.platform).stem), *_readable(self.machine.overrides)]
+        return "_".join([*words, f"n{self.ranks}", self.hash])
 
     def arguments(self) -> list[str]:
         """The executable's, without world size and output. Always `--name=value`, so that no value is
         taken for an option."""
         named: dict[str, Value] = {"model": self.model, **self.options}
-        return [f"--{name}" if value is True else f"--{name}={value}" for name, value in named.items()]
+        return [
+            f"--{name}" if value is True else f"--{name}={text_of(value)}" for name, value in named.items()
+        ]
 
 
 @dataclass(frozen=True)
@@ -110,6 +102,25 @@ class Run:
 def points_of(runs: Iterable[Run]) -> tuple[Point, ...]:
     """Each point once, in order of first appearance."""
     return tuple({run.point.hash: run.point for run in runs}.values())
+
+
+def text_of(value: Value) -> str:
+    """As executables read it; numbers as short as they are exact."""
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    return str(value)
+
+
+def _readable(options: Mapping[str, Value]) -> list[str]:
+    words = [
+        _plain(name if value is True else f"{name}{text_of(value)}")
+        for name, value in sorted(options.items())
+        if name not in NOT_IN_NAME
+    ]
+    while sum(map(len, words)) > LONGEST_OPTIONS:
+        words.pop()
+    return words
 
 
 def _plain(text: str) -> str:

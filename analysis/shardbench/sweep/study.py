@@ -12,7 +12,7 @@ from typing import Any
 
 from shardbench.errors import UsageError
 from shardbench.platforms import PlatformError, load_platform
-from shardbench.sweep.point import Machine, Point, Run, Value, points_of
+from shardbench.sweep.point import Machine, Point, Run, Value, points_of, text_of
 
 LAUNCHERS = ("mpiexec", "srun", "sbatch", "simulate")
 
@@ -145,7 +145,9 @@ def _machines(grid: Mapping[str, Any], where: str) -> Iterator[Machine]:
     for name, table in itertools.product(names, grid["set"]):
         for overrides in _combinations(table, f"{where}: set"):
             try:
-                platform = load_platform(name, [f"{key}={value}" for key, value in overrides.items()])
+                platform = load_platform(
+                    name, [f"{key}={text_of(value)}" for key, value in overrides.items()]
+                )
             except PlatformError as error:
                 raise UsageError(f"{where}: {error}") from error
             figures = {key: value for key, value in platform.values.items() if key != "description"}
