@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -185,6 +186,13 @@ def test_a_rank_that_dies_ends_the_job(slurm: Cluster, tmp_path: Path) -> None:
     assert result_of(job).attributes["status"] in ("failed", "running")
 
 
+@pytest.mark.parametrize("script", [SCENARIO, GPU_NODES, SWEEP])
+def test_every_script_asks_slurm_for_what_it_relies_on(script: str) -> None:
+    asked = [line.split()[1].partition("=")[0::2] for line in (runs.ROOT / script).read_text().splitlines() if line.startswith("#SBATCH ")]
+    assert {"--cpus-per-task", "--time", "--exclusive", "--requeue"} <= {name for name, _ in asked}
+    assert {("--signal", "B:USR1@60"), ("--open-mode", "append")} <= set(asked)
+
+
 @pytest.mark.parametrize(("options", "fits"), [
     ((), True), (("--nodes=8",), True), (("--nodes=65",), False), (("--gpus-per-node=9",), False), (("--ntasks-per-node=9",), False),
 ])  # fmt: skip
@@ -282,3 +290,31 @@ def test_a_study_as_one_job_closes_its_file_and_goes_on_where_it_stopped(slurm: 
     again = slurm.submit(sweep.folder, *words, **sweep.environment)
     assert again.wait() == "COMPLETED", again.log
     assert len(sweep.launches()) == len(sweep.files()) == 3
+
+
+LEFT_ALONE = """
+import sys, time
+from cluster import Cluster
+
+with Cluster() as slurm:
+    slurm.submit(slurm.folder, "--wrap", "srun --mpi=none sleep 1000").wait_for("RUNNING")
+    slurm.wait_until(lambda: slurm.command("squeue", "--noheader", "--steps", "--format=%i").stdout.count(".0"), "the step has started")
+    print(slurm.folder, flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_nothing_of_it_outlives_a_test_that_is_killed(slurm: Cluster, tmp_path: Path) -> None:
+    path = os.pathsep.join(str(runs.ROOT / folder) for folder in ("tests/slurm", "tests/scenarios"))
+    test = runs.start([sys.executable, "-c", LEFT_ALONE], tmp_path, PYTHONPATH=path)
+    try:
+        assert test.stdout is not None
+        folder = test.stdout.readline().strip()
+        started = set(runs.descendants(test.pid)) - {test.pid}
+        assert len(started) > 5, "guard, shell, controller, two nodes, the job"
+        os.kill(test.pid, signal.SIGKILL)
+        test.communicate()
+        slurm.wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in started), "all of it has ended", 10)
+    finally:
+        runs.kill_tree(test)
+        shutil.rmtree(folder)
