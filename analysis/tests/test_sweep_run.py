@@ -315,13 +315,17 @@ def array(words: Sequence[str]) -> tuple[str, str, str]:
 def test_an_array_for_each_number_of_ranks_and_resubmitted_only_what_is_left(cluster: FakeCluster) -> None:
     study = cluster.study(SMALL)
     code, stdout, _ = cluster.sweep(
-        study, "--launcher", "sbatch", "--parallel", "3", SHARDBENCH_SITE="x", SECRET="y"
+        study,
+        *("--launcher", "sbatch", "--parallel", "3", "--sbatch=--ntasks-per-node=8", "--sbatch=--comment=a b"),
+        SHARDBENCH_SITE="x",
+        SECRET="y",
     )
     assert code == 0
     assert stdout.count("submitted as job array 4711") == 2
     calls = cluster.noted("sbatch")
     assert [array(words)[1] for words in calls] == ["1", "2"]
     assert all(array(words)[0].endswith("%3") for words in calls)
+    assert all(words[-4:-2] == ["--ntasks-per-node=8", "--comment=a b"] for words in calls)
     exported = next(word for words in calls for word in words if word.startswith("--export="))
     assert "SHARDBENCH_SITE" in exported
     assert "SECRET" not in exported

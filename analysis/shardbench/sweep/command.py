@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from shardbench.errors import RunError, UsageError
-from shardbench.sweep.launchers import find_installation
+from shardbench.sweep.launchers import Batch, find_installation
 from shardbench.sweep.point import Run
 from shardbench.sweep.run import StopRequest, dry_run, prepare, run_sweep
 from shardbench.sweep.study import LAUNCHERS, Study, read_study
@@ -47,6 +47,13 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--parallel", type=_positive, metavar="M", help="with sbatch: array elements at a time"
     )
     parser.add_argument(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="with sbatch: an option of it, as in --sbatch=--ntasks-per-node=8; may be repeated",
+    )
+    parser.add_argument(
         "--element", type=int, metavar="I", help="only this run; what jobs/sweep.sbatch passes"
     )
     parser.set_defaults(run=sweep)
@@ -68,7 +75,7 @@ def sweep(options: argparse.Namespace) -> int:
             if options.dry_run:
                 dry_run(prepared)
                 return 0
-            return run_sweep(prepared, stop, options.parallel)
+            return run_sweep(prepared, stop, Batch(options.parallel, options.sbatch))
         except BrokenPipeError:
             raise
         except OSError as error:

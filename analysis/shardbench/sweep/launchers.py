@@ -80,18 +80,30 @@ def command(run: Run, output: Path, installation: Installation) -> list[str]:
     return [installation.mpiexec, "-n", ranks, *program]
 
 
-def submit(study: Path, elements: Sequence[int], ranks: int, parallel: int | None, script: Path) -> str:
+@dataclass(frozen=True)
+class Batch:
+    """How arrays are submitted: elements at a time (None: as Slurm likes), further options of sbatch."""
+
+    parallel: int | None = None
+    options: Sequence[str] = ()
+
+
+def submit(study: Path, elements: Sequence[int], ranks: int, batch: Batch, script: Path) -> str:
     """Submits the runs with these indices, all of so many ranks, as one job array; returns its id.
 
     Raises:
         RunError: sbatch is not there, or refuses.
     """
-    array = index_set(elements) + (f"%{parallel}" if parallel else "")
-    names = [name for name in os.environ if name in PASSED_TO_JOBS or name.startswith("SHARDBENCH_")]
-    layout = [f"--array={array}", f"--ntasks={ranks}", f"--export={','.join(sorted(names)) or 'NIL'}"]
-    words = ["sbatch", "--parsable", *layout, str(script), str(study)]
+    array = index_set(elements) + (f"%{batch.parallel}" if batch.parallel else "")
+    # Where sbatch was called from need not be the checkout, in which the script looks otherwise.
+    environment = {**os.environ, "SHARDBENCH_ROOT": str(CHECKOUT)}
+    names = [name for name in environment if name in PASSED_TO_JOBS or name.startswith("SHARDBENCH_")]
+    layout = [f"--array={array}", f"--ntasks={ranks}", f"--export={','.join(sorted(names))}"]
+    words = ["sbatch", "--parsable", *layout, *batch.options, str(script), str(study)]
     try:
-        answer = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        answer = subprocess.run(
+            words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
     except OSError as error:
         raise RunError(
             f"sbatch cannot be run ({error.strerror}); submit from a machine of the cluster"

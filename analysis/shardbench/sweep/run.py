@@ -205,11 +205,10 @@ class Outcome:
     elsewhere: list[str] = field(default_factory=list)
 
 
-def run_sweep(sweep: Sweep, stop: StopRequest, parallel: int | None = None) -> int:
+def run_sweep(sweep: Sweep, stop: StopRequest, batch: launchers.Batch | None = None) -> int:
     """Does what is to be done, one run after another, and returns the exit code.
 
-    A run that fails does not end the sweep. Runs whose launcher is sbatch are submitted, at most
-    `parallel` of an array at a time.
+    A run that fails does not end the sweep. Runs whose launcher is sbatch are submitted as `batch` says.
 
     Raises:
         UsageError: a file of another configuration is in the way.
@@ -219,7 +218,7 @@ def run_sweep(sweep: Sweep, stop: StopRequest, parallel: int | None = None) -> i
     to_do = [run for run, state in zip(sweep.runs, states, strict=True) if state != "done"]
     todo_text = f"{plural(len(sweep.runs), 'run')}, {len(to_do)} to do"
     print(f"{sweep.study.name}: {todo_text}, traces in {sweep.output}", flush=True)
-    _submit(sweep, [run for run in to_do if run.launcher == "sbatch"], parallel)
+    _submit(sweep, [run for run in to_do if run.launcher == "sbatch"], batch or launchers.Batch())
     here = [run for run in to_do if run.launcher != "sbatch"]
     outcome, display = Outcome(), Display(len(here))
     for number, run in enumerate(here):
@@ -333,7 +332,7 @@ def _report(outcome: Outcome, total: int, stopped: signal.Signals | None) -> Non
         )
 
 
-def _submit(sweep: Sweep, runs: Sequence[Run], parallel: int | None) -> None:
+def _submit(sweep: Sweep, runs: Sequence[Run], batch: launchers.Batch) -> None:
     """Hands runs over to Slurm: for each number of ranks one array, because a job has one size."""
     if not runs:
         return
@@ -344,7 +343,7 @@ def _submit(sweep: Sweep, runs: Sequence[Run], parallel: int | None) -> None:
     for run in runs:
         by_ranks[run.point.ranks].append(elements[run.name])
     for ranks, indices in sorted(by_ranks.items()):
-        job = launchers.submit(kept, indices, ranks, parallel, sweep.installation.script)
+        job = launchers.submit(kept, indices, ranks, batch, sweep.installation.script)
         size = f"{plural(len(indices), 'run')} on {plural(ranks, 'rank')}"
         print(f"{sweep.study.name}: {size} submitted as job array {job}", flush=True)
 
