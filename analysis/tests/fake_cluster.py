@@ -53,7 +53,7 @@ for number in (signal.SIGTERM, signal.SIGUSR1):
     signal.signal(number, lambda number, _: heard.append(number))
 deadline = time.monotonic() + behaviour.get("seconds", 0)
 (FOLDER / "started").write_text(str(time.monotonic()))
-while time.monotonic() < deadline and not heard:
+while time.monotonic() < deadline and not heard and not (FOLDER / "go").exists():
     time.sleep(0.01)
 if heard:
     time.sleep(0.3)  # the step is finished first

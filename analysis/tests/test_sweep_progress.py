@@ -37,6 +37,18 @@ def test_durations_follow_launches_of_the_point_then_work_of_its_class() -> None
     assert durations.left(runs[2:]) == "2 of unknown length"
 
 
+def test_two_sizes_tell_the_start_from_the_work() -> None:
+    points = [point(ranks) for ranks in (4, 8, 16)]
+    durations = Durations({p.hash: plan(dp=p.ranks) for p in points})
+    durations.add(points[0], 3)
+    durations.add(points[1], 5)
+    assert durations.expected(points[2]) == pytest.approx(9)
+    # Noise that makes more work take less time is no line to follow.
+    durations.add(points[1], 1)
+    durations.add(points[1], 1)
+    assert durations.expected(points[2]) == pytest.approx(6)  # the median per work, times 16
+
+
 def test_a_simulation_takes_time_by_the_operation() -> None:
     machine = Machine("flat", {}, {})
     small, large = point(64, machine), point(256, machine)

@@ -211,7 +211,7 @@ def test_each_launcher_gets_once_what_it_passes_on(
     cluster.behave(seconds=60)
     sweep = cluster.start(cluster.study(ONE), "--launcher", launcher)
     cluster.wait_for("started")
-    sweep.send_signal(signal.SIGINT)
+    os.killpg(sweep.pid, signal.SIGINT)  # as a terminal does
     sweep.communicate(timeout=30)
     assert sweep.returncode == 128 + signal.SIGINT
     assert (cluster.folder / "ended").read_text() == str(number.value)
@@ -275,6 +275,44 @@ def test_two_sweeps_share_a_study(cluster: FakeCluster) -> None:
     assert not list(cluster.output.glob(".sweep/*.claim*"))
 
 
+def test_what_another_sweep_has_done_meanwhile_is_not_done_again(cluster: FakeCluster) -> None:
+    study = cluster.study(SMALL)
+    cluster.behave(seconds=60)
+    slow = cluster.start(study)
+    cluster.wait_for("started")
+    cluster.behave()
+    assert "1 running, 1 to do" in cluster.sweep(study, "--dry-run")[1]
+    code, stdout, _ = cluster.sweep(study)
+    assert (code, stdout.count("left to process"), stdout.count("done (")) == (1, 1, 3)
+    (cluster.folder / "go").touch()
+    stdout, stderr = slow.communicate(timeout=60)
+    assert (slow.returncode, stderr, stdout.count("done by another sweep")) == (0, "", 3)
+    assert len(cluster.runs()) == len(set(cluster.runs())) == 4
+
+
+def test_elements_are_counted_as_the_elements_see_the_study(cluster: FakeCluster) -> None:
+    # Started with srun, the simulated grid is one point and no longer four.
+    study = cluster.study(
+        """
+    [[study]]
+    scenario = "zero3"
+    ranks = 8
+    launcher = "simulate"
+    platform = ["flat", "ethernet"]
+    set = {"node.nic_latency_s" = [1e-6, 1e-5]}
+    [[study]]
+    scenario = "ddp"
+    ranks = [1, 2]
+    launcher = "sbatch"
+    """
+    )
+    assert cluster.sweep(study, "--only", "ddp_*")[0] == 0
+    kept = array(cluster.noted("sbatch")[0])[2]
+    for element in [e for words in cluster.noted("sbatch") for e in expanded(array(words)[0])]:
+        assert cluster.sweep(Path(kept), "--launcher", "srun", "--element", str(element))[0] == 0
+    assert sorted(run["scenario"] for run in cluster.noted("runs")) == ["ddp", "ddp"]
+
+
 def test_a_dry_run_predicts_and_writes_nothing(cluster: FakeCluster) -> None:
     study = cluster.study(GRID)
     code, stdout, stderr = cluster.sweep(study, "--dry-run")
@@ -316,7 +354,14 @@ def test_an_array_for_each_number_of_ranks_and_resubmitted_only_what_is_left(clu
     study = cluster.study(SMALL)
     code, stdout, _ = cluster.sweep(
         study,
-        *("--launcher", "sbatch", "--parallel", "3", "--sbatch=--ntasks-per-node=8", "--sbatch=--comment=a b"),
+        *(
+            "--launcher",
+            "sbatch",
+            "--parallel",
+            "3",
+            "--sbatch=--ntasks-per-node=8",
+            "--sbatch=--comment=a b",
+        ),
         SHARDBENCH_SITE="x",
         SECRET="y",
     )
