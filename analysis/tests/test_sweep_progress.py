@@ -71,10 +71,10 @@ def test_only_complete_runs_say_how_long_they_take(tmp_path: Path) -> None:
     log.write_text("said before\n\n" * 100_000 + "zero3: the end")
     assert noted_seconds(log) is None
     assert last_lines(log)[-1] == "zero3: the end"
-    note_end(log, "failed", 7.5, 1)
-    assert noted_seconds(log) is None
     note_end(log, "complete", 2.25, 0)
     assert noted_seconds(log) == 2.25
+    note_end(log, "failed", 7.5, 1)
+    assert noted_seconds(log) is None
 
 
 def test_the_trace_level_decides_on_the_size() -> None:
