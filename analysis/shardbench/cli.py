@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from shardbench import __version__
+from shardbench.errors import RunError, UsageError
 from shardbench.platforms import PlatformError, load_platform, shipped_names
 from shardbench.read import SCHEMA_VERSION
 from shardbench.report import html_report, text_report
 from shardbench.simulate import BIN_VARIABLE, SimulationError, plan_simulation, simulate
 from shardbench.summary import Directory, read_directory
+from shardbench.sweep import command as sweep
 from shardbench.validate import file_violations
 
 DONE, FAILED, USAGE = 0, 1, 2
-
-
-class _UsageError(Exception):
-    """Input that cannot be worked on: problem, reason, what to do, in one line."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,9 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         return int(options.run(options))
-    except (_UsageError, PlatformError, SimulationError) as error:
+    except (UsageError, PlatformError, SimulationError) as error:
         print(f"shardbench {options.command}: {error}", file=sys.stderr)
         return USAGE
+    except RunError as error:
+        print(f"shardbench {options.command}: {error}", file=sys.stderr)
+        return FAILED
     except BrokenPipeError:  # the reader, for example head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
@@ -94,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.set_defaults(run=_report)
     _add_simulate(commands.add_parser)
+    sweep.add_parser(commands.add_parser)
     return parser
 
 
@@ -139,7 +141,7 @@ def _validate(options: argparse.Namespace) -> int:
     for path in options.files:
         if not path.is_file():
             kind = "is a folder" if path.is_dir() else "does not exist"
-            raise _UsageError(f"{path} {kind}; pass the path of a trace file")
+            raise UsageError(f"{path} {kind}; pass the path of a trace file")
     violations_of = {path: file_violations(path) for path in options.files}
     for path, violations in violations_of.items():
         if not violations:
@@ -169,8 +171,8 @@ def _report(options: argparse.Namespace) -> int:
 def _read(directory: Path) -> Directory:
     if not directory.is_dir():
         kind = "is not a folder" if directory.exists() else "does not exist"
-        raise _UsageError(f"{directory} {kind}; pass the folder that holds the .h5 files")
+        raise UsageError(f"{directory} {kind}; pass the folder that holds the .h5 files")
     found = read_directory(directory)
     if not found.launches and not found.excluded:
-        raise _UsageError(f"no *.h5 file below {directory}; run a scenario with --output {directory}/NAME.h5")
+        raise UsageError(f"no *.h5 file below {directory}; run a scenario with --output {directory}/NAME.h5")
     return found
