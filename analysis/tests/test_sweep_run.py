@@ -295,7 +295,14 @@ def test_an_array_for_each_number_of_ranks_and_resubmitted_only_what_is_left(clu
     study = cluster.study(SMALL)
     code, stdout, _ = cluster.sweep(
         study,
-        *("--launcher", "sbatch", "--parallel", "3", "--sbatch=--ntasks-per-node=8", "--sbatch=--comment=a b"),
+        *(
+            "--launcher",
+            "sbatch",
+            "--parallel",
+            "3",
+            "--sbatch=--ntasks-per-node=8",
+            "--sbatch=--comment=a b",
+        ),
         SHARDBENCH_SITE="x",
         SECRET="y",
     )
