@@ -49,10 +49,11 @@ with (FOLDER / "runs.jsonl").open("a") as runs:
     runs.write(json.dumps({{"scenario": name, "ranks": ranks, "options": options, "output": output, "words": sys.argv[1:]}}) + "\\n")
 behaviour = json.loads((FOLDER / "behaviour.json").read_text())
 status, heard = behaviour.get("status", "complete"), []
-signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda number, _: heard.append(number))
 deadline = time.monotonic() + behaviour.get("seconds", 0)
 (FOLDER / "started").write_text(str(time.monotonic()))
-while time.monotonic() < deadline and not heard:
+while time.monotonic() < deadline and not heard and not (FOLDER / "go").exists():
     time.sleep(0.01)
 if heard:
     time.sleep(0.3)  # the step is finished first
@@ -61,9 +62,10 @@ if behaviour.get("fail") in (ranks, name):
     fail("the disk is full; make room", behaviour.get("code", 1))
 sys.path[:0] = [{tests!r}]
 from synthetic import synthetic
+effective |= behaviour.get("options", {{}})
 run = synthetic(name, ranks, options=effective, status=status, simulated=0, check=behaviour.get("check", "passed"))
 run.write(Path(output))
-(FOLDER / "ended").touch()
+(FOLDER / "ended").write_text(" ".join(map(str, heard)))
 sys.exit(1 if heard else 0)
 '''
 

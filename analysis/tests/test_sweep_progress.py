@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from shardbench.sweep import launchers
-from shardbench.sweep.launchers import Installation, command
+from shardbench.sweep.launchers import Installation, command, index_set
 from shardbench.sweep.plan import Plan
 from shardbench.sweep.point import Machine, Point, Run
 from shardbench.sweep.progress import Durations, duration, last_lines, note_end, noted_seconds
@@ -38,6 +37,18 @@ def test_durations_follow_launches_of_the_point_then_work_of_its_class() -> None
     assert durations.left(runs[2:]) == "2 of unknown length"
 
 
+def test_two_sizes_tell_the_start_from_the_work() -> None:
+    points = [point(ranks) for ranks in (4, 8, 16)]
+    durations = Durations({p.hash: plan(dp=p.ranks) for p in points})
+    durations.add(points[0], 3)
+    durations.add(points[1], 5)
+    assert durations.expected(points[2]) == pytest.approx(9)
+    # Noise that makes more work take less time is no line to follow.
+    durations.add(points[1], 1)
+    durations.add(points[1], 1)
+    assert durations.expected(points[2]) == pytest.approx(6)  # the median per work, times 16
+
+
 def test_a_simulation_takes_time_by_the_operation() -> None:
     machine = Machine("flat", {}, {})
     small, large = point(64, machine), point(256, machine)
@@ -60,10 +71,10 @@ def test_only_complete_runs_say_how_long_they_take(tmp_path: Path) -> None:
     log.write_text("said before\n\n" * 100_000 + "zero3: the end")
     assert noted_seconds(log) is None
     assert last_lines(log)[-1] == "zero3: the end"
-    note_end(log, "failed", 7.5, 1)
-    assert noted_seconds(log) is None
     note_end(log, "complete", 2.25, 0)
     assert noted_seconds(log) == 2.25
+    note_end(log, "failed", 7.5, 1)
+    assert noted_seconds(log) is None
 
 
 def test_the_trace_level_decides_on_the_size() -> None:
@@ -94,5 +105,5 @@ def test_mpiexec_is_that_of_the_build(tmp_path: Path, monkeypatch: pytest.Monkey
     assert installation.mpiexec == "/other"
 
 
-def test_ranges_of_elements() -> None:
-    assert launchers._ranges([4, 0, 1, 2, 9]) == "0-2,4,9"
+def test_elements_as_slurm_writes_them() -> None:
+    assert index_set([4, 0, 1, 2, 9]) == "0-2,4,9"

@@ -196,6 +196,27 @@ def test_srun_states_the_layout(cluster: FakeCluster) -> None:
     assert cluster.noted("srun") == [layout]
 
 
+def test_a_run_of_another_configuration_fails(cluster: FakeCluster) -> None:
+    cluster.behave(options={"steps": 3})
+    code, stdout, stderr = cluster.sweep(cluster.study(f"{SMALL}options = {{steps = 4}}"))
+    assert code == 1
+    assert stdout.count("steps is 3 there and 4 in the study") == 4
+    assert len(stderr.splitlines()) == 4
+
+
+@pytest.mark.parametrize(("launcher", "number"), [("mpiexec", signal.SIGTERM), ("srun", signal.SIGUSR1)])
+def test_each_launcher_gets_once_what_it_passes_on(
+    cluster: FakeCluster, launcher: str, number: signal.Signals
+) -> None:
+    cluster.behave(seconds=60)
+    sweep = cluster.start(cluster.study(ONE), "--launcher", launcher)
+    cluster.wait_for("started")
+    os.killpg(sweep.pid, signal.SIGINT)  # as a terminal does
+    sweep.communicate(timeout=30)
+    assert sweep.returncode == 128 + signal.SIGINT
+    assert (cluster.folder / "ended").read_text() == str(number.value)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_lets_the_run_close_its_file_and_ends_the_sweep(
     cluster: FakeCluster, number: signal.Signals
@@ -252,6 +273,44 @@ def test_two_sweeps_share_a_study(cluster: FakeCluster) -> None:
         assert ("is being run by" in stderr) == (code == 1)
     assert any("done by another sweep" in stdout or "left to" in stdout for (stdout, _), _ in ends)
     assert not list(cluster.output.glob(".sweep/*.claim*"))
+
+
+def test_what_another_sweep_has_done_meanwhile_is_not_done_again(cluster: FakeCluster) -> None:
+    study = cluster.study(SMALL)
+    cluster.behave(seconds=60)
+    slow = cluster.start(study)
+    cluster.wait_for("started")
+    cluster.behave()
+    assert "1 running, 1 to do" in cluster.sweep(study, "--dry-run")[1]
+    code, stdout, _ = cluster.sweep(study)
+    assert (code, stdout.count("left to process"), stdout.count("done (")) == (1, 1, 3)
+    (cluster.folder / "go").touch()
+    stdout, stderr = slow.communicate(timeout=60)
+    assert (slow.returncode, stderr, stdout.count("done by another sweep")) == (0, "", 3)
+    assert len(cluster.runs()) == len(set(cluster.runs())) == 4
+
+
+def test_elements_are_counted_as_the_elements_see_the_study(cluster: FakeCluster) -> None:
+    # Started with srun, the simulated grid is one point and no longer four.
+    study = cluster.study(
+        """
+    [[study]]
+    scenario = "zero3"
+    ranks = 8
+    launcher = "simulate"
+    platform = ["flat", "ethernet"]
+    set = {"node.nic_latency_s" = [1e-6, 1e-5]}
+    [[study]]
+    scenario = "ddp"
+    ranks = [1, 2]
+    launcher = "sbatch"
+    """
+    )
+    assert cluster.sweep(study, "--only", "ddp_*")[0] == 0
+    kept = array(cluster.noted("sbatch")[0])[2]
+    for element in [e for words in cluster.noted("sbatch") for e in expanded(array(words)[0])]:
+        assert cluster.sweep(Path(kept), "--launcher", "srun", "--element", str(element))[0] == 0
+    assert sorted(run["scenario"] for run in cluster.noted("runs")) == ["ddp", "ddp"]
 
 
 def test_a_dry_run_predicts_and_writes_nothing(cluster: FakeCluster) -> None:

@@ -92,6 +92,20 @@ def test_a_simulation_is_a_grid_over_platforms_too(tmp_path: Path) -> None:
     assert point.machine is None
 
 
+def test_grids_that_differ_only_in_how_they_start_merge_when_all_start_alike(tmp_path: Path) -> None:
+    text = """
+    output = "out"
+    scenario = "zero3"
+    ranks = 8
+    [[study]]
+    [[study]]
+    launcher = "simulate"
+    platform = "flat"
+    """
+    assert len(study(tmp_path, text).runs) == 2
+    assert len(study(tmp_path, text, launcher="srun").runs) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -1,6 +1,7 @@
 """Sweeps of real runs under mpiexec: what is left when a sweep is killed, and what the next one makes of it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,8 @@ def sweep_command(*options: str) -> list[str]:
 
 
 def variables() -> dict[str, str]:
-    return {"SHARDBENCH_BIN": str(runs.BIN), "MPIEXEC": runs.MPIEXEC}
+    return {"SHARDBENCH_BIN": str(runs.BIN), "SHARDBENCH_SIM_BIN": str(runs.SIM_BIN), "MPIEXEC": runs.MPIEXEC,
+            "PYTHONPATH": str(runs.ROOT / "analysis")}
 
 
 def write_study(folder: Path, steps: int) -> Path:
@@ -117,3 +119,31 @@ def test_what_an_executable_refuses_is_refused_before_anything_runs(tmp_path: Pa
     assert "is refused: zero3: " in finished.stderr
     assert len(finished.stderr.splitlines()) == 1
     assert os.listdir(tmp_path) == ["study.toml"]
+
+
+SIMULATED = """
+output = "out"
+scenario = "zero3"
+ranks = [2, 16]
+launcher = "simulate"
+platform = "flat"
+set = {"node.nic_latency_s" = [1e-6, 1e-3]}
+options = {compute = "timed", flops = 1e12, payload = "phantom", progress = "poll", algorithm = "ring", steps = 2, warmup = 1}
+"""
+
+
+@pytest.mark.skipif(shutil.which("smpirun") is None, reason="smpirun (SimGrid) is not installed")
+@pytest.mark.skipif(not (runs.SIM_BIN / "zero3").exists(), reason=f"{runs.SIM_BIN}/zero3 is not built (preset sim)")
+def test_a_grid_of_simulated_machines(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(SIMULATED)
+    finished = runs.execute(sweep_command(), tmp_path, **variables())
+    assert (finished.code, finished.stderr) == (0, ""), str(finished)
+    step_s = {}
+    for path in (tmp_path / "out").glob("*.h5"):
+        trace = runs.Trace(path)
+        assert (trace.attributes["status"], trace.attributes["simulated"]) == ("complete", 1)
+        step_s[trace.ranks, "0.001" in path.name] = trace["steps"]["step_s"].max()
+    assert len(step_s) == 4
+    assert all(step_s[ranks, True] > 10 * step_s[ranks, False] for ranks in (2, 16))
+    again = runs.execute(sweep_command(), tmp_path, **variables())
+    assert "0 to do" in again.stdout, str(again)

@@ -90,18 +90,15 @@ def claim(output: Path, name: str) -> Claim | Owner:
     me, path = this_process(), output / FOLDER / f"{name}.claim"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if _linked(path, me):
-            return Claim(path, me)
-        other = owner_of(path)
-        if other and not _is_gone(other, me, LINGER_S):
-            return other
-        with _locked(path.parent / "lock"):
-            # Another may have taken it over in the meantime.
-            if other and owner_of(path) == other:
-                path.unlink()
-            if _linked(path, me):
-                return Claim(path, me)
-        return owner_of(path) or me
+        while not _linked(path, me):
+            other = owner_of(path)
+            if other and not _is_gone(other, me, LINGER_S):
+                return other
+            with _locked(path.parent / "lock"):
+                # Another may have taken it over in the meantime.
+                if other and owner_of(path) == other:
+                    path.unlink()
+        return Claim(path, me)
     except OSError as error:
         reason = f"{error.filename or path} cannot be written or locked ({error.strerror})"
         raise RunError(f"{reason}; put the study's output where files can be created and locked") from error

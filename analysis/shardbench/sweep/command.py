@@ -69,6 +69,8 @@ def sweep(options: argparse.Namespace) -> int:
     runs = _chosen(study, options.only, options.element)
     with StopRequest() as stop:
         prepared = prepare(study, runs, find_installation(options.bin))
+        if stop.signal:
+            return 128 + stop.signal
         try:
             if options.dry_run:
                 dry_run(prepared)

@@ -94,7 +94,7 @@ def submit(study: Path, elements: Sequence[int], ranks: int, batch: Batch, scrip
     Raises:
         RunError: sbatch is not there, or refuses.
     """
-    array = _ranges(elements) + (f"%{batch.parallel}" if batch.parallel else "")
+    array = index_set(elements) + (f"%{batch.parallel}" if batch.parallel else "")
     # Where sbatch was called from need not be the checkout, in which the script looks otherwise.
     environment = {**os.environ, "SHARDBENCH_ROOT": str(CHECKOUT)}
     names = [name for name in environment if name in PASSED_TO_JOBS or name.startswith("SHARDBENCH_")]
@@ -113,8 +113,8 @@ def submit(study: Path, elements: Sequence[int], ranks: int, batch: Batch, scrip
     return answer.stdout.strip()
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """As Slurm writes sets of indices: 0-2,5."""
+def index_set(numbers: Sequence[int]) -> str:
+    """As Slurm writes one: 0-2,5."""
     spans: list[list[int]] = []
     for number in sorted(numbers):
         if spans and spans[-1][-1] == number - 1:

@@ -1,11 +1,12 @@
 """How long runs took, how long the others will, and a line that says so."""
 
+import os
 import re
 import shutil
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,25 +20,26 @@ BAR_WIDTH = 24
 class Durations:
     """What finished runs took, in seconds, and what that says about others.
 
-    A point takes as long as its other launches. One that was never launched takes time in proportion to
-    its work, compared with runs of its class: real or simulated, one model, one way to compute.
+    A point takes as long as its other launches. What one takes that was never launched follows from its work
+    and from runs of its class: real or simulated, one model, one way to compute.
     """
 
     plans: Mapping[str, Plan]
     _of_point: dict[str, list[float]] = field(default_factory=dict)
-    _per_work: dict[str, list[float]] = field(default_factory=dict)
+    _of_class: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def add(self, point: Point, seconds: float) -> None:
         """A run of that point has finished."""
         self._of_point.setdefault(point.hash, []).append(seconds)
-        self._per_work.setdefault(_class(point), []).append(seconds / _work(point, self.plans[point.hash]))
+        work = _work(point, self.plans[point.hash])
+        self._of_class.setdefault(_class(point), []).append((work, seconds))
 
     def expected(self, point: Point) -> float | None:
         """Seconds; None where nothing comparable has finished yet."""
         if known := self._of_point.get(point.hash):
             return statistics.median(known)
-        if known := self._per_work.get(_class(point)):
-            return statistics.median(known) * _work(point, self.plans[point.hash])
+        if like := self._of_class.get(_class(point)):
+            return _extrapolated(like, _work(point, self.plans[point.hash]))
         return None
 
     def left(self, runs: Iterable[Run]) -> str:
@@ -52,8 +54,18 @@ class Durations:
         )
 
 
+def _extrapolated(known: Sequence[tuple[float, float]], work: float) -> float:
+    """From pairs of work and seconds: a start and a part for work where they show both, else in proportion."""
+    works, seconds = zip(*known, strict=True)
+    if len(set(works)) > 1:
+        slope, start = statistics.linear_regression(works, seconds)
+        if slope >= 0 and start >= 0:
+            return float(start + slope * work)
+    return statistics.median(s / w for w, s in known) * work
+
+
 def _class(point: Point) -> str:
-    """Runs whose durations are in proportion to their work."""
+    """Runs whose durations depend on their work alone."""
     naming = ("compute", "calibration", "flops", "algorithm", *MODEL_DIMENSIONS)
     options = [f"{name}={point.options.get(name)}" for name in naming]
     return " ".join([str(point.machine is not None), point.model, *options])
@@ -83,8 +95,10 @@ END_OF_LOG = re.compile(r"^shardbench sweep: (.+) after ([0-9.]+) s, exit code (
 
 def note_end(log: Path, outcome: str, seconds: float, code: int) -> None:
     """The last line of a run's log, which the next sweep reads."""
-    with log.open("a", encoding="utf-8") as file:
-        file.write(f"shardbench sweep: {outcome} after {seconds:.3f} s, exit code {code}\n")
+    with log.open("ab+") as file:
+        file.seek(-1, os.SEEK_END)
+        end = b"" if file.read() == b"\n" else b"\n"
+        file.write(end + f"shardbench sweep: {outcome} after {seconds:.3f} s, exit code {code}\n".encode())
 
 
 def noted_seconds(log: Path) -> float | None:

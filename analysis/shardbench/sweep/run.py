@@ -234,37 +234,30 @@ def run_sweep(sweep: Sweep, stop: StopRequest, batch: launchers.Batch | None = N
 
 def _claimed_run(sweep: Sweep, run: Run, outcome: Outcome, stop: StopRequest, display: Display) -> str:
     """Runs it unless another sweep does, and says how that went."""
-    plan = sweep.plans[run.point.hash]
-    owner = claim(sweep.output, run.name)
-    if not isinstance(owner, Claim):
-        outcome.elsewhere.append(f"{run.name} is being run by {owner}")
-        return f"left to {owner}"
+    mine = claim(sweep.output, run.name)
+    if not isinstance(mine, Claim):
+        outcome.elsewhere.append(f"{run.name} is being run by {mine}")
+        return f"left to {mine}"
     try:
-        if state_of(run, plan, sweep.output) == "done":
+        if state_of(run, sweep.plans[run.point.hash], sweep.output) == "done":
             outcome.done += 1
             return "done by another sweep"
-        code, seconds = _launch(sweep, run, owner, stop, display)
-        state = state_of(run, plan, sweep.output)
-    except UsageError as error:  # what was written is not what was asked for
-        outcome.failed.append(str(error))
-        return "failed: it wrote another configuration"
+        code, seconds = _launch(sweep, run, mine, stop, display)
+        reason = _failure(sweep, run, code)
+        ended = "complete" if not reason else "stopped" if stop.signal else "failed"
+        note_end(run.log(sweep.output), ended, seconds, code)
     finally:
-        owner.release()
-    log = run.log(sweep.output)
-    if state == "done":
+        mine.release()
+    if not reason:
         outcome.done += 1
         sweep.durations.add(run.point, seconds)
-        note_end(log, "complete", seconds, code)
         return "done"
-    reason = _reason(run, log, state, code)
-    ended = "stopped" if stop.signal else "failed"
-    note_end(log, ended, seconds, code)
     if not stop.signal:
-        outcome.failed.append(f"{run.name} failed: {reason}; its output is in {log}")
+        outcome.failed.append(f"{run.name} failed: {reason}; its output is in {run.log(sweep.output)}")
     return f"{ended}: {reason}"
 
 
-def _launch(sweep: Sweep, run: Run, owner: Claim, stop: StopRequest, display: Display) -> tuple[int, float]:
+def _launch(sweep: Sweep, run: Run, mine: Claim, stop: StopRequest, display: Display) -> tuple[int, float]:
     """Starts the launcher and waits for its end: exit code and seconds."""
     command = launchers.command(run, sweep.output, sweep.installation)
     stop_signal = launchers.stop_signal(run.launcher)
@@ -287,7 +280,7 @@ def _launch(sweep: Sweep, run: Run, owner: Claim, stop: StopRequest, display: Di
                 f"{command[0]} cannot be started ({error.strerror}); install it, or choose another --launcher"
             ) from error
     stop.pass_on_to(launcher, stop_signal)
-    owner.add_launcher(launcher.pid)
+    mine.add_launcher(launcher.pid)
     while True:
         try:
             return launcher.wait(display.period_s), time.monotonic() - begin
@@ -307,11 +300,21 @@ def _ends_with(parent: int, number: signal.Signals) -> Callable[[], None]:
     return arrange
 
 
-def _reason(run: Run, log: Path, state: str, code: int) -> str:
-    """Why a run failed: what the program said last, rather than what launchers say about its end."""
-    lines = last_lines(log)[1:]  # without the command
-    speakers = (f"{run.point.scenario}: ", "shardbench simulate: ", "srun: error: ", "slurmstepd: error: ")
-    for speaker in speakers:
+def _failure(sweep: Sweep, run: Run, code: int) -> str:
+    """Why a run failed, or nothing: what the program said last, rather than what launchers say about its end."""
+    try:
+        state = state_of(run, sweep.plans[run.point.hash], sweep.output)
+    except UsageError as error:  # what was written is not what was asked for
+        return str(error)
+    if state == "done":
+        return ""
+    lines = [line for line in last_lines(run.log(sweep.output)) if not line.startswith("$ ")]
+    for speaker in (
+        f"{run.point.scenario}: ",
+        "shardbench simulate: ",
+        "srun: error: ",
+        "slurmstepd: error: ",
+    ):
         if said := [line for line in lines if line.startswith(speaker)]:
             return said[-1]
     ended = f"exit code {code}" if code >= 0 else signal.Signals(-code).name

@@ -67,6 +67,7 @@ def read_study(path: Path, launcher: str | None = None) -> Study:
         )
     output = Path(_line(content["output"], "output", str(path)))
     name = _line(content.get("name", path.stem), "name", str(path))
+    _line(content.get("description", name), "description", str(path))
     return Study(path, text, name, output, points_of(distinct), runs)
 
 
