@@ -51,10 +51,11 @@ def test_two_sizes_tell_the_start_from_the_work() -> None:
 
 def test_a_simulation_takes_time_by_the_operation() -> None:
     machine = Machine("flat", {}, {})
-    small, large = point(64, machine), point(256, machine)
-    durations = Durations({small.hash: plan(), large.hash: plan(steps=18)})
+    small, large, longer = point(64, machine), point(256, machine), point(64, machine, seq=4096)
+    durations = Durations({small.hash: plan(), large.hash: plan(steps=18), longer.hash: plan()})
     durations.add(small, 1.5)
     assert durations.expected(large) == pytest.approx(1.5 * 4 * 2)
+    assert durations.expected(longer) == 1.5
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ ranks = [2, 16]
 launcher = "simulate"
 platform = "flat"
 set = {"node.nic_latency_s" = [1e-6, 1e-3]}
-options = {compute = "timed", flops = 1e12, payload = "phantom", progress = "poll", algorithm = "ring", steps = 2, warmup = 1}
+options = {compute = "timed", flops = 1e12, payload = "phantom", progress = "none", algorithm = "ring", steps = 2, warmup = 1}
 """
 
 

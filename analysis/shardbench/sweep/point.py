@@ -14,8 +14,8 @@ Value = bool | int | float | str
 MODEL_DIMENSIONS = ("layers", "hidden", "heads", "kv-heads", "ffn", "vocab", "seq")
 
 NOT_IN_NAME = {
-    # the model's shape: a name with seven numbers is not readable
-    *MODEL_DIMENSIONS,
+    # the model's shape: a name with all these numbers is not readable
+    *(dimension for dimension in MODEL_DIMENSIONS if dimension != "seq"),
     *("tied", "untied"),
     # how long to measure and what to keep, not what a step does
     *("steps", "warmup", "window", "check", "trace", "stall-timeout", "threads"),

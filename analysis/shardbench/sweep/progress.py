@@ -66,9 +66,11 @@ def _extrapolated(known: Sequence[tuple[float, float]], work: float) -> float:
 
 def _class(point: Point) -> str:
     """Runs whose durations depend on their work alone."""
-    naming = ("compute", "calibration", "flops", "algorithm", *MODEL_DIMENSIONS)
-    options = [f"{name}={point.options.get(name)}" for name in naming]
-    return " ".join([str(point.machine is not None), point.model, *options])
+    telling = ["algorithm", "progress", "compute"]
+    if point.machine is None:
+        telling += ["calibration", "flops", *MODEL_DIMENSIONS]
+    options = [f"{name}={point.options.get(name)}" for name in telling]
+    return " ".join(["simulated" if point.machine else point.model, *options])
 
 
 def _work(point: Point, plan: Plan) -> float:
