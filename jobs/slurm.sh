@@ -44,7 +44,7 @@ run() { # COMMAND...
   "$@" </dev/null &
   local command=$!
   trap 'kill -USR1 "$command" 2>/dev/null || true' USR1
-  # Every process of the job has got it. This one must not end before the file is closed, or Slurm kills the others.
+  # The others have got it, too. Where cgroups tell Slurm what belongs to a script, all of it ends with this shell: so wait.
   trap : TERM
   while kill -0 "$command" 2>/dev/null; do wait "$command" || true; done # a signal ends `wait`, too
   wait "$command" || code=$?

@@ -110,8 +110,7 @@ class Cluster:
             with (self.folder / "daemons.log").open("wb") as log:
                 self._guard = subprocess.Popen([*guard, "bash", "-c", _DAEMONS, str(self.folder), *NODES], env=runs.environment(),
                                                stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True)
-            self.wait_until(lambda: self.command("sinfo", "--noheader", "--partition=main", "--states=idle", "--format=%D").stdout.strip()
-                            == str(len(NODES)), "the nodes are idle", START_S)
+            self.wait_until(self._all_idle, "the nodes are idle", START_S)
             self._daemons = set(runs.descendants(self._guard.pid))
         except BaseException:
             self._remove()
@@ -133,6 +132,10 @@ class Cluster:
         (self.folder / "gres.conf").write_text("NodeName=g[1-64] Name=gpu Count=8\n")
         # Not the plugin that the system's own configuration would choose: it needs systemd.
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+
+    def _all_idle(self) -> bool:
+        shown = self.command("sinfo", "--noheader", "--partition=main", "--states=idle", "--format=%D").stdout
+        return shown.strip() == str(len(NODES))
 
     def _remove(self) -> None:
         if self._guard is not None:
@@ -175,6 +178,17 @@ class Cluster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
 
+    def clear(self) -> None:
+        """Ends all jobs."""
+        if self.jobs():
+            self.command("scancel", "--me")
+            self.crash()
+            self.wait_until(lambda: not self.jobs(), "no job is left")
+
+    def jobs(self) -> list[str]:
+        """Numbers of those that wait or run, elements of arrays included."""
+        return self.command("squeue", "--noheader", "--array", "--format=%i").stdout.split()
+
     def logs(self) -> str:
         """The end of what each daemon had to say."""
         return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-2000:]}" for path in sorted(self.folder.glob("*.log")))
@@ -182,11 +196,11 @@ class Cluster:
 
 def free_ports(count: int) -> list[int]:
     """Ports on which nothing listens now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for port in sockets:
-            port.bind(("127.0.0.1", 0))
-        return [port.getsockname()[1] for port in sockets]
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [server.getsockname()[1] for server in servers]
+    for server in servers:
+        server.close()
+    return ports
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,16 @@ import cluster  # noqa: E402
 
 
 @pytest.fixture(scope="session")
-def slurm() -> Iterator[cluster.Cluster]:
+def shared_slurm() -> Iterator[cluster.Cluster]:
     with cluster.Cluster() as running:
         yield running
+
+
+@pytest.fixture
+def slurm(shared_slurm: cluster.Cluster) -> Iterator[cluster.Cluster]:
+    """Idle, whatever the test before has left behind."""
+    yield shared_slurm
+    shared_slurm.clear()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

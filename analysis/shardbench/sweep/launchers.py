@@ -88,18 +88,19 @@ class Batch:
     options: Sequence[str] = ()
 
 
-def submit(study: Path, elements: Sequence[int], ranks: int, batch: Batch, script: Path) -> str:
+def submit(study: Path, elements: Sequence[int], ranks: int, batch: Batch, installation: Installation) -> str:
     """Submits the runs with these indices, all of so many ranks, as one job array; returns its id.
 
     Raises:
         RunError: sbatch is not there, or refuses.
     """
     array = index_set(elements) + (f"%{batch.parallel}" if batch.parallel else "")
-    # Where sbatch was called from need not be the checkout, in which the script looks otherwise.
-    environment = {**os.environ, "SHARDBENCH_ROOT": str(CHECKOUT)}
+    # Otherwise the script looks in the folder from which sbatch is called, which need not be the checkout.
+    places = {"SHARDBENCH_ROOT": str(CHECKOUT), "SHARDBENCH_BIN": str(installation.binaries)}
+    environment = os.environ | places
     names = [name for name in environment if name in PASSED_TO_JOBS or name.startswith("SHARDBENCH_")]
     layout = [f"--array={array}", f"--ntasks={ranks}", f"--export={','.join(sorted(names))}"]
-    words = ["sbatch", "--parsable", *layout, *batch.options, str(script), str(study)]
+    words = ["sbatch", "--parsable", *layout, *batch.options, str(installation.script), str(study)]
     try:
         answer = subprocess.run(
             words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True

@@ -343,7 +343,7 @@ def _submit(sweep: Sweep, runs: Sequence[Run], batch: launchers.Batch) -> None:
     for run in runs:
         by_ranks[run.point.ranks].append(elements[run.name])
     for ranks, indices in sorted(by_ranks.items()):
-        job = launchers.submit(kept, indices, ranks, batch, sweep.installation.script)
+        job = launchers.submit(kept, indices, ranks, batch, sweep.installation)
         size = f"{plural(len(indices), 'run')} on {plural(ranks, 'rank')}"
         print(f"{sweep.study.name}: {size} submitted as job array {job}", flush=True)
 
