@@ -114,12 +114,16 @@ class Attributes:
 
 @dataclass(frozen=True)
 class Config:
-    """The effective configuration: options by long name without dashes, and what they led to."""
+    """The effective configuration: options by long name without dashes, and what they led to.
+
+    `simulation` says which machine was simulated; None for real runs and unknown machines.
+    """
 
     options: dict[str, Any]
     model: dict[str, Any]
     environment: dict[str, Any]
     wait_policy: str
+    simulation: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,15 @@ def test_ledger_mismatch_is_told(tmp_path: Path) -> None:
     assert "In 1 of 1 run the ledger's" in integrity_sentences(found.launches)[0]
 
 
+@pytest.mark.parametrize(("algorithm", "gpus", "told"), [("hierarchical", 8, True), ("nccl", 8, False), ("ring", 1, False)])
+def test_what_is_not_nccls_default_is_told(tmp_path: Path, algorithm: str, gpus: int, told: bool) -> None:
+    run = synthetic(options={"algorithm": algorithm})
+    run.config["simulation"] = {"machine": {"node": {"gpus": gpus}}}
+    sentences = " ".join(integrity_sentences(write_all(tmp_path, run).launches))
+    assert ("not NCCL's default" in sentences) == told
+    assert ("1 simulated run with nodes of 8 GPUs" in sentences) == told
+
+
 def test_trace_level_none_is_summarised(tmp_path: Path) -> None:
     run = synthetic(options={"trace": "none"})
     for table in ("events", "memory", "memory_peak", "ledger", "tensors", "clock"):
