@@ -442,8 +442,9 @@ def _config_problems(file: h5py.File) -> Iterator[str]:
     except (json.JSONDecodeError, TypeError) as error:
         yield f"dataset 'config' does not hold JSON text ({error})"
         return
-    for field, expected in get_type_hints(Config).items():
-        container = dict if expected is not str else str
+    required = [field for field in dataclasses.fields(Config) if field.default is dataclasses.MISSING]
+    for field in (f.name for f in required):
+        container = str if get_type_hints(Config)[field] is str else dict
         if not isinstance(config, dict) or not isinstance(config.get(field), container):
             wanted = "an object" if container is dict else "a string"
             yield f"dataset 'config' must have a key '{field}' that holds {wanted}"
