@@ -43,8 +43,17 @@ build: deps ## build presets release and sim, and the command build/venv/bin/sha
 	$(call configure,sim)
 	$(call compile,sim)
 
+# matplotlib's font cache stays in the checkout, and out of a home that may not be writable.
+run: export MPLCONFIGDIR ?= $(CURDIR)/build/matplotlib
+# Threads that spin for each other stand still for milliseconds whenever something else runs on the machine. Where nothing
+# guarantees that they are alone they had better sleep. The choice is recorded in each file.
+run: export OMP_WAIT_POLICY ?= passive
 run: build ## run a local scaling study of every scenario and write results/demo/report.html
-	@jobs/demo.sh
+	@mkdir -p $(MPLCONFIGDIR) results/demo
+	@rm -f results/demo/*_n[0-9]*.h5 results/demo/*_n[0-9]*.log results/demo/report.html # measured anew, not resumed
+	@build/venv/bin/shardbench sweep jobs/studies/demo.toml
+	@build/venv/bin/shardbench validate results/demo/*_n[0-9]*.h5
+	@build/venv/bin/shardbench report results/demo -o results/demo/report.html
 
 test: build ## run every test but those labelled slow
 	@$(CTEST) --test-dir build/release -LE slow

@@ -34,8 +34,12 @@ requirements=(
   "nlohmann-json3-dev      header:nlohmann/json.hpp"
   "libgtest-dev            header:gtest/gtest.h"
   "libsimgrid-dev          tool:smpirun"
-  # Only for the tests over a rate-limited link, which are skipped where it is missing; so nobody is asked for it.
+  # Only for tests that are skipped where they are missing; so nobody is asked for them: those over a rate-limited link, and
+  # those of the batch scripts.
   "iproute2                tool:ip|tool:true"
+  "slurmctld               tool:slurmctld|tool:true"
+  "slurmd                  tool:slurmd|tool:true"
+  "slurm-client            tool:sbatch|tool:true"
   "python3                 tool:$python"
   "python3-venv            module:venv"
   "python3-pip             module:pip"

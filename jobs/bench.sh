@@ -11,7 +11,7 @@ trap 'rm -rf "$scratch"' EXIT
 mpiexec=${MPIEXEC:-$(sed -n 's/^MPIEXEC_EXECUTABLE:[A-Z]*=//p' build/release/CMakeCache.txt)}
 
 # "name ranks executable options...".
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # as in demo.sh
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # as in `make run`
 variants=(
   "ddp-1-rank 1 ddp --model 25m"
   "zero3-1-rank 1 zero3 --model 25m"

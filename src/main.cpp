@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "src/comm/mpi/mpi_world.hpp"
 #include "src/options.hpp"
 #include "src/program.hpp"
 #include "src/train/plan.hpp"
@@ -16,13 +17,15 @@ using namespace shardbench;
 
 Program prepare(const ScenarioDefinition& definition, const std::vector<std::string>& arguments) {
   const ParsedOptions parsed =
-      try_parse_options(definition.name, definition.options, {arguments.begin() + 1, arguments.end()});
+      try_parse_options(definition.name, definition.options, {arguments.begin() + 1, arguments.end()},
+                        is_simulation() ? Build::simulated : Build::real);
   const Options options = parsed.options.value_or(Options{});
   Program program{.options = own_options(parsed),
                   .answer = {},
                   .world = {.progress = options.progress,
                             .algorithm = options.algorithm,
-                            .ranks_per_node = options.ranks_per_node},
+                            .ranks_per_node = options.ranks_per_node,
+                            .contention = options.contention},
                   .ranks = options.ranks,
                   .stall_timeout_s = options.stall_timeout_s,
                   .work = [=](const Surroundings& surroundings) {

@@ -4,7 +4,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -51,15 +50,25 @@ const std::vector<std::pair<std::string, std::string>>& options_elsewhere() {
   return table;
 }
 
-/// Names that are kept for what later versions will do.
-constexpr std::array<std::string_view, 2> reserved_options = {"--jitter", "--contention"};
+/// Of --jitter and --contention: beyond it nothing is imitated but a rank that stands still.
+constexpr double slowest = 10.0;
+
+// One process holds all simulated ranks' values and computes all of their arithmetic.
+constexpr int most_real_payloads = 256;
+constexpr int most_real_computes = 64;
 
 /// Declares options on a CLI11 app and keeps the text values that are converted after parsing.
 class Parser {
  public:
-  Parser(const std::string& scenario, const std::set<OptionFamily>& families)
-      : app_("shardbench: " + scenario) {
+  Parser(const std::string& scenario, const std::set<OptionFamily>& families, Build build)
+      : app_("shardbench: " + scenario), build_(build) {
     options_.scenario = scenario;
+    if (build == Build::simulated) {
+      options_.compute = Compute::timed;
+      options_.payload = Payload::phantom;
+      options_.progress = Progress::stream;
+      options_.algorithm = Algorithm::nccl;
+    }
     app_.allow_extras();
     app_.set_help_flag();  // handled by parse(), whose caller owns the output
     app_.add_flag("-h,--help", help_, "this text");
@@ -148,10 +157,20 @@ class Parser {
   void add_compute() {
     add_choice("--compute", options_.compute, compute_choices,
                "a transformer step, or sleeps of the same length");
-    add_real(app_, "--flops", options_.flops, {1.0, 1e30}, "with timed: sustained FLOP/s to imitate");
+    add_real(app_, "--flops", options_.flops, {1.0, 1e30},
+             build_ == Build::real
+                 ? "with timed: sustained FLOP/s to imitate"
+                 : "with timed: sustained FLOP/s, instead of what the platform's GPU would take");
     calibration_ = app_.add_option("--calibration", options_.calibration_file,
                                    "with timed: seconds per layer kind (JSON)")
                        ->type_name("FILE");
+    app_.add_option(
+            "--jitter", jitter_,
+            "with timed: rank=S,step=S or one of them: random slow-downs of a rank, and of a rank in a "
+            "step; S from 0 to 10 is the standard deviation of their logarithm")
+        ->type_name("SIGMAS");
+    add_real(app_, "--contention", options_.contention, {0.0, slowest},
+             "with timed: compute takes 1 + this times as long while a collective is under way");
     add_whole(app_, "--threads", options_.threads, {0, 4096},
               "OpenMP threads per rank; 0 = allowed CPUs / ranks on the host");
   }
@@ -182,10 +201,12 @@ class Parser {
 
   void add_communication() {
     add_choice("--algorithm", options_.algorithm, algorithm_choices,
-               "our schedules, or the library's collectives");
-    add_choice("--progress", options_.progress, progress_choices, "how pending collectives advance");
+               "our schedules, or the library's collectives; nccl and coarse in simulation and plans only");
+    add_choice("--progress", options_.progress, progress_choices,
+               "how pending collectives advance; stream in simulation only");
     add_choice("--payload", options_.payload, payload_choices,
                "phantom: true sizes, no contents (with timed)");
+    payload_ = app_.get_option("--payload");
     app_.add_option("--backend", backend_, "mpi")->type_name("CHOICE")->capture_default_str();
     add_real(app_, "--stall-timeout", options_.stall_timeout_s, {0.0, 1e9}, stall_timeout_help);
     add_whole(app_, "--ranks-per-node", options_.ranks_per_node, {1, 1 << 24},
@@ -211,8 +232,6 @@ class Parser {
       if (option == name)
         throw UsageError(fmt::format("{} is not an option of {} (it belongs to {}); leave it out", name,
                                      options_.scenario, scenarios));
-    if (std::find(reserved_options.begin(), reserved_options.end(), name) != reserved_options.end())
-      unsupported(name, "the program without it");
     refuse_unknown(app_, argument);
   }
 
@@ -228,23 +247,14 @@ class Parser {
     if (fp32_grad_accum_) options_.fp32_grad_accum = Fp32Accumulation::on;
 
     finish_prefetch();
+    finish_jitter();
     for (const CLI::Option* path : {output_, calibration_})
       if (path->count() > 0 && path->as<std::string>().empty())
         throw UsageError(fmt::format("{} is empty (an unset variable?); name a file", path->get_name()));
     if (options_.fp32_grad_accum == Fp32Accumulation::on && options_.param_dtype == DType::fp32)
       throw UsageError(
           "--fp32-grad-accum with --param-dtype fp32 would keep the same sum twice; leave one out");
-    const bool timed = options_.compute == Compute::timed;
-    const int rates = (options_.flops ? 1 : 0) + (options_.calibration_file.empty() ? 0 : 1);
-    if (timed && rates == 0)
-      throw UsageError("--compute timed needs to know how long: pass --flops F or --calibration FILE");
-    if (timed && rates == 2) throw UsageError("--flops and --calibration contradict each other; pass one");
-    if (!timed && rates != 0)
-      throw UsageError("--flops and --calibration describe imitated compute; add --compute timed");
-    if (options_.payload == Payload::phantom && !timed)
-      throw UsageError("--payload phantom has no contents to compute with; add --compute timed");
-    if (options_.check == Check::on && timed)
-      throw UsageError("--check compares numbers, which --compute timed does not produce; leave one out");
+    finish_compute();
     if (options_.plan && options_.plan_rank >= options_.ranks.value_or(1))
       throw UsageError(fmt::format("--rank {} does not exist among --ranks {}; ranks count from 0",
                                    options_.plan_rank, options_.ranks.value_or(1)));
@@ -255,6 +265,26 @@ class Parser {
       throw UsageError(
           fmt::format("--warmup + --steps is {}, but steps enter the data's hash below {}; run fewer",
                       all_steps, step_limit));
+  }
+
+  /// --compute and what only makes sense with one of its choices.
+  void finish_compute() {
+    const bool timed = options_.compute == Compute::timed;
+    if (!timed && payload_->count() == 0) options_.payload = Payload::real;
+    const int rates = (options_.flops ? 1 : 0) + (options_.calibration_file.empty() ? 0 : 1);
+    if (timed && rates == 0 && build_ == Build::real)
+      throw UsageError("--compute timed needs to know how long: pass --flops F or --calibration FILE");
+    if (timed && rates == 2) throw UsageError("--flops and --calibration contradict each other; pass one");
+    if (!timed && rates != 0)
+      throw UsageError("--flops and --calibration describe imitated compute; add --compute timed");
+    if (!timed && (options_.jitter.rank > 0.0 || options_.jitter.step > 0.0 || options_.contention > 0.0))
+      throw UsageError("--jitter and --contention slow imitated compute down; add --compute timed");
+    if (options_.payload == Payload::phantom && !timed)
+      throw UsageError("--payload phantom has no contents to compute with; add --compute timed");
+    if (options_.check == Check::on && timed)
+      throw UsageError(
+          "--check compares numbers, which --compute timed does not produce; use --compute real or "
+          "leave it out");
   }
 
   void finish_model() {
@@ -298,19 +328,36 @@ class Parser {
         comma == std::string::npos ? options_.prefetch.forward : number(prefetch_.substr(comma + 1));
   }
 
-  [[noreturn]] static void unsupported(const std::string& what, const std::string& instead) {
-    throw UsageError(fmt::format("{} is not supported by this version; use {}", what, instead));
+  void finish_jitter() {
+    if (app_.count("--jitter") == 0) return;
+    std::vector<std::string> given;
+    for (std::size_t begin = 0; begin <= jitter_.size();) {
+      const std::size_t comma = std::min(jitter_.find(',', begin), jitter_.size());
+      const std::string part = jitter_.substr(begin, comma - begin);
+      const std::size_t equals = std::min(part.find('='), part.size());
+      const std::string name = part.substr(0, equals);
+      const bool again = std::find(given.begin(), given.end(), name) != given.end();
+      if ((name != "rank" && name != "step") || equals == part.size() || again)
+        throw UsageError(fmt::format(
+            "--jitter '{}' is not rank=S,step=S or one of them; pass such as rank=0.02,step=0.05", jitter_));
+      (name == "rank" ? options_.jitter.rank : options_.jitter.step) =
+          parse_real("--jitter " + name, part.substr(equals + 1), {0.0, slowest});
+      given.push_back(name);
+      begin = comma + 1;
+    }
   }
 
   CLI::App app_;
+  Build build_;
   Options options_;
   std::optional<std::int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_, seq_;
   std::string prefetch_ = "1";
+  std::string jitter_;
   std::string backend_ = "mpi";
   CLI::Option* wrap_ = nullptr;
   CLI::Option* output_ = nullptr;
   CLI::Option* calibration_ = nullptr;
-
+  CLI::Option* payload_ = nullptr;
   CLI::Option* accum_ = nullptr;
   CLI::Option* rank_ = nullptr;
   bool help_ = false;
@@ -325,15 +372,15 @@ class Parser {
 }  // namespace
 
 Options parse_options(const std::string& scenario, const std::set<OptionFamily>& families,
-                      const std::vector<std::string>& arguments) {
-  return Parser(scenario, families).parse(arguments);
+                      const std::vector<std::string>& arguments, Build build) {
+  return Parser(scenario, families, build).parse(arguments);
 }
 
 ParsedOptions try_parse_options(const std::string& scenario, const std::set<OptionFamily>& families,
-                                const std::vector<std::string>& arguments) {
+                                const std::vector<std::string>& arguments, Build build) {
   ParsedOptions parsed;
   try {
-    parsed.options = parse_options(scenario, families, arguments);
+    parsed.options = parse_options(scenario, families, arguments, build);
   } catch (const HelpRequested& help) {
     parsed.help = help.text;
   } catch (const UsageError& error) {
@@ -363,6 +410,10 @@ std::string options_json(const Options& o) {
       {"compute", name_in(compute_choices, o.compute)},
       {"flops", o.flops ? nlohmann::ordered_json(*o.flops) : nlohmann::ordered_json(nullptr)},
       {"calibration", o.calibration_file},
+      {"jitter", o.jitter.rank > 0.0 || o.jitter.step > 0.0
+                     ? nlohmann::ordered_json{{"rank", o.jitter.rank}, {"step", o.jitter.step}}
+                     : nlohmann::ordered_json(nullptr)},
+      {"contention", o.contention},
       {"param-dtype", name_of(o.param_dtype)},
       {"reduce-dtype", name_of(o.reduce_dtype)},
       {"fp32-grad-accum", o.fp32_grad_accum == Fp32Accumulation::on},
@@ -435,6 +486,19 @@ void resolve_batch(Options& options, int dp) {
         fmt::format("the global batch would be {} sequences, but sequences enter the data's hash below "
                     "{}; use a smaller --micro-batch or --grad-accum",
                     sequences, sequence_limit));
+}
+
+void check_simulated_size(const Options& options, int ranks) {
+  if (options.compute == Compute::real && ranks > most_real_computes)
+    throw UsageError(fmt::format(
+        "--compute real computes every simulated rank's step in one process, up to {} ranks, not {}; "
+        "use --compute timed",
+        most_real_computes, ranks));
+  if (options.payload == Payload::real && ranks > most_real_payloads)
+    throw UsageError(fmt::format(
+        "--payload real keeps every simulated rank's values in one process, up to {} ranks, not {}; "
+        "use --payload phantom",
+        most_real_payloads, ranks));
 }
 
 }  // namespace shardbench

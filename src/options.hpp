@@ -10,6 +10,7 @@
 #include "src/comm/communicator.hpp"
 #include "src/comm/world.hpp"
 #include "src/model/decoder.hpp"
+#include "src/options_choices.hpp"
 #include "src/shard/layout.hpp"
 #include "src/supervise/supervisor.hpp"
 #include "src/trace/trace_file.hpp"
@@ -39,6 +40,12 @@ struct Prefetch {
   int backward = 1;
 };
 
+/// Standard deviations of the logarithms by which imitated compute is slowed down; 0 = off.
+struct Jitter {
+  double rank = 0.0;  ///< for good
+  double step = 0.0;  ///< anew in each step, by rank
+};
+
 /// PyTorch's. With it, DDP's first bucket is 1 MiB.
 constexpr std::int64_t default_bucket_mb = 25;
 
@@ -59,6 +66,8 @@ struct Options {
   std::optional<double> flops;
   std::string calibration_file;
   std::string calibration_text;  ///< its contents, once read
+  Jitter jitter;
+  double contention = 0.0;  ///< imitated compute takes 1 + this times as long while a collective is under way
 
   DType param_dtype = DType::bf16;
   DType reduce_dtype = DType::fp32;
@@ -112,11 +121,11 @@ struct ParsedOptions {
 
 /// parse_options without exceptions.
 ParsedOptions try_parse_options(const std::string& scenario, const std::set<OptionFamily>& families,
-                                const std::vector<std::string>& arguments);
+                                const std::vector<std::string>& arguments, Build build = Build::real);
 
 /// Parses the command line of a scenario that accepts `families`. Throws UsageError or HelpRequested.
 Options parse_options(const std::string& scenario, const std::set<OptionFamily>& families,
-                      const std::vector<std::string>& arguments);
+                      const std::vector<std::string>& arguments, Build build = Build::real);
 
 /// The model's dimensions as JSON text (an object), as they stand in a file's configuration.
 std::string model_json(const ModelDims& dims);
@@ -131,5 +140,9 @@ void resolve_mesh(Options& options, int ranks);
 /// Fits grad_accum to --global-batch for `dp` data-parallel ranks; throws UsageError where it does not divide
 /// or exceeds the token hash's fields.
 void resolve_batch(Options& options, int dp);
+
+/// Throws UsageError where a simulation of `ranks` would compute or move more real values than one process
+/// can: with --compute real up to 64 ranks, with --payload real up to 256.
+void check_simulated_size(const Options& options, int ranks);
 
 }  // namespace shardbench

@@ -9,6 +9,9 @@
 
 namespace shardbench {
 
+/// Which program reads the options: one on real ranks, or one in the simulator, whose defaults differ.
+enum class Build { real, simulated };
+
 /// Pairs of a choice's name and its value, in the order that --help shows and that `all` runs.
 template <class T>
 using Choices = std::vector<std::pair<std::string, T>>;
@@ -18,9 +21,13 @@ inline const Choices<Algorithm> algorithm_choices = {{"auto", Algorithm::automat
                                                      {"ring", Algorithm::ring},
                                                      {"doubling", Algorithm::doubling},
                                                      {"hierarchical", Algorithm::hierarchical},
-                                                     {"native", Algorithm::native}};
-inline const Choices<Progress> progress_choices = {
-    {"none", Progress::none}, {"poll", Progress::poll}, {"thread", Progress::thread}};
+                                                     {"native", Algorithm::native},
+                                                     {"nccl", Algorithm::nccl},
+                                                     {"coarse", Algorithm::coarse}};
+inline const Choices<Progress> progress_choices = {{"none", Progress::none},
+                                                   {"poll", Progress::poll},
+                                                   {"thread", Progress::thread},
+                                                   {"stream", Progress::stream}};
 
 inline constexpr const char* stall_timeout_help =
     "seconds without any progress after which a rank ends the job and says where it stood; 0 = never";

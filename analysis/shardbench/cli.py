@@ -3,22 +3,22 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
 from shardbench import __version__
+from shardbench.errors import RunError, UsageError
+from shardbench.platforms import PlatformError, load_platform, shipped_names
 from shardbench.read import SCHEMA_VERSION
 from shardbench.report import html_report, text_report
+from shardbench.simulate import BIN_VARIABLE, SimulationError, plan_simulation, simulate
 from shardbench.summary import Directory, read_directory
+from shardbench.sweep import command as sweep
 from shardbench.validate import file_violations
 
 DONE, FAILED, USAGE = 0, 1, 2
-
-
-class _UsageError(Exception):
-    """Input that cannot be worked on: problem, reason, what to do, in one line."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -29,19 +29,31 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0 done, 1 failed, 2 usage."""
-    options = _parser().parse_args(arguments)
+    own, passed_on = _split(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(own, argparse.Namespace(passed_on=passed_on))
     for stream in (sys.stdout, sys.stderr):
         # Names and units are UTF-8; a terminal that is not must not end the command.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
         return int(options.run(options))
-    except _UsageError as error:
+    except (UsageError, PlatformError, SimulationError) as error:
         print(f"shardbench {options.command}: {error}", file=sys.stderr)
         return USAGE
+    except RunError as error:
+        print(f"shardbench {options.command}: {error}", file=sys.stderr)
+        return FAILED
     except BrokenPipeError:  # the reader, for example head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+
+
+def _split(arguments: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+    """What is the command's own, and what comes after -- for the program that it starts."""
+    if arguments[:1] != ["simulate"] or "--" not in arguments:
+        return arguments, []
+    end = arguments.index("--")
+    return arguments[:end], list(arguments[end + 1 :])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,14 +94,54 @@ def _parser() -> argparse.ArgumentParser:
         help="the page to write (default: report.html)",
     )
     report.set_defaults(run=_report)
+    _add_simulate(commands.add_parser)
+    sweep.add_parser(commands.add_parser)
     return parser
+
+
+def _add_simulate(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    parser = add_parser(
+        "simulate",
+        allow_abbrev=False,
+        help="run a scenario on a simulated machine",
+        description="Runs the code of a scenario on a simulated machine (SimGrid). Time is modelled; bytes and "
+        "collectives are those of a real run. Options of the scenario follow after --.",
+        usage="%(prog)s SCENARIO --ranks N --platform NAME|FILE [--set KEY=VALUE]... [--sim-bin DIR] -- [options]",
+    )
+    parser.add_argument("scenario", metavar="SCENARIO", help="ddp, zero1, zero2, zero3, mesh2d")
+    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="simulated ranks, one a GPU")
+    platforms = ", ".join(shipped_names())
+    parser.add_argument(
+        "--platform", required=True, metavar="NAME|FILE", help=f"the machine: {platforms}, or a .toml file"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a figure of the platform, for example node.nic_bandwidth=25e9; may be repeated",
+    )
+    parser.add_argument(
+        "--sim-bin",
+        type=Path,
+        metavar="DIR",
+        help=f"where the simulated scenarios are (default: {BIN_VARIABLE}, else build/sim/bin of the checkout)",
+    )
+    parser.set_defaults(run=_simulate)
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    platform = load_platform(options.platform, options.set)
+    return simulate(
+        plan_simulation(options.scenario, options.ranks, platform, options.passed_on, options.sim_bin)
+    )
 
 
 def _validate(options: argparse.Namespace) -> int:
     for path in options.files:
         if not path.is_file():
             kind = "is a folder" if path.is_dir() else "does not exist"
-            raise _UsageError(f"{path} {kind}; pass the path of a trace file")
+            raise UsageError(f"{path} {kind}; pass the path of a trace file")
     violations_of = {path: file_violations(path) for path in options.files}
     for path, violations in violations_of.items():
         if not violations:
@@ -119,8 +171,8 @@ def _report(options: argparse.Namespace) -> int:
 def _read(directory: Path) -> Directory:
     if not directory.is_dir():
         kind = "is not a folder" if directory.exists() else "does not exist"
-        raise _UsageError(f"{directory} {kind}; pass the folder that holds the .h5 files")
+        raise UsageError(f"{directory} {kind}; pass the folder that holds the .h5 files")
     found = read_directory(directory)
     if not found.launches and not found.excluded:
-        raise _UsageError(f"no *.h5 file below {directory}; run a scenario with --output {directory}/NAME.h5")
+        raise UsageError(f"no *.h5 file below {directory}; run a scenario with --output {directory}/NAME.h5")
     return found

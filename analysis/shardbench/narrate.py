@@ -35,7 +35,23 @@ def integrity_sentences(launches: Sequence[Launch]) -> list[str]:
             f"The comparison with an unsharded reference {outcome} of {plural(len(launches), 'run')}"
             + (f"; it was off in {checks.count('off')}." if "off" in checks else ".")
         )
-    return sentences
+    return [*sentences, *_foreign_schedules(launches)]
+
+
+def _foreign_schedules(launches: Sequence[Launch]) -> Iterator[str]:
+    """Simulated nodes of several GPUs whose collectives are not what NCCL would do there."""
+    by_algorithm: dict[tuple[str, int], int] = defaultdict(int)
+    for launch in launches:
+        machine = (launch.config.simulation or {}).get("machine", {})
+        gpus = machine.get("node", {}).get("gpus", 1)
+        algorithm = str(launch.config.options.get("algorithm"))
+        if gpus > 1 and algorithm not in ("nccl", "None"):
+            by_algorithm[(algorithm, gpus)] += 1
+    for (algorithm, gpus), count in sorted(by_algorithm.items()):
+        yield (
+            f"{plural(count, 'simulated run').capitalize()} with nodes of {gpus} GPUs used the algorithm {algorithm}, "
+            f"which is not NCCL's default there; --algorithm nccl is."
+        )
 
 
 def _all_of(count: int) -> str:

@@ -6,7 +6,7 @@ the file and every deviation. Whether the numbers make sense is the business of 
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import nan
@@ -114,12 +114,24 @@ class Attributes:
 
 @dataclass(frozen=True)
 class Config:
-    """The effective configuration: options by long name without dashes, and what they led to."""
+    """The effective configuration: options by long name without dashes, and what they led to.
+
+    `simulation` says which machine was simulated; None for real runs and unknown machines.
+    """
 
     options: dict[str, Any]
     model: dict[str, Any]
     environment: dict[str, Any]
     wait_policy: str
+    simulation: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says about its run, without its tables."""
+
+    attributes: Attributes
+    config: Config
 
 
 @dataclass(frozen=True)
@@ -181,11 +193,28 @@ def read_trace(path: Path) -> Trace:
         TraceError: the file is missing, damaged, of another schema or version, or not shaped as
             the schema promises.
     """
+    facts, tables = _read(path, ALL_TABLES)
+    return _trace(path, facts, tables)
+
+
+def read_header(path: Path) -> Header:
+    """Reads how a run was configured and how it ended; takes no longer for a long run.
+
+    Raises:
+        TraceError: as for `read_trace`, but damage to tables is not noticed.
+    """
+    facts, _ = _read(path, ())
+    attributes, config = _attributes(facts), json.loads(facts["config"])
+    return Header(attributes, Config(**_known_fields(Config, config)))
+
+
+def _read(path: Path, wanted: Collection[str]) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+    """What `_contents` says, and the rows of the wanted tables."""
     try:
         status = path.stat()
         if not S_ISREG(status.st_mode):
             raise TraceError(path, ["cannot be read: not a regular file; pass the path of a trace file"])
-        header, *contents = run_isolated(lambda: _contents(path), _limits(status.st_size))
+        header, *contents = run_isolated(lambda: _contents(path, wanted), _limits(status.st_size))
     except (OSError, IsolatedFailure) as error:
         raise TraceError(path, [_unreadable(error)]) from error
     facts = json.loads(header)
@@ -195,9 +224,26 @@ def read_trace(path: Path) -> Trace:
         name: np.frombuffer(rows, np.dtype(layout))
         for (name, layout), rows in zip(facts["tables"].items(), contents, strict=True)
     }
-    if problems := list(_checksum_problems(facts, tables)):
+    if problems := list(_checksum_problems(facts, tables, wanted)):
         raise TraceError(path, problems)
-    return _trace(path, facts, tables)
+    return facts, tables
+
+
+def read_status(path: Path) -> str:
+    """The `status` of a file alone: whether its run has come to its end.
+
+    Raises:
+        TraceError: the file is missing, damaged or of another schema or version.
+    """
+
+    def status() -> Iterator[bytes]:
+        with h5py.File(path, "r") as file:
+            yield _text(file.attrs.get("status", "")).encode()
+
+    try:
+        return bytes(run_isolated(status, _limits(path.stat().st_size))[0]).decode()
+    except (OSError, IsolatedFailure) as error:
+        raise TraceError(path, [_unreadable(error)]) from error
 
 
 def _limits(size: int) -> Limits:
@@ -215,14 +261,14 @@ def _unreadable(error: Exception) -> str:
     return f"cannot be read, truncated or damaged? ({reason}); copy it again or repeat the run"
 
 
-def _contents(path: Path) -> Iterator[bytes | memoryview]:
+def _contents(path: Path, wanted: Collection[str]) -> Iterator[bytes | memoryview]:
     """What the process that opens the file says: facts as JSON, then the rows of each table.
 
     The facts are `problems` and, if there are none, `attributes`, `config` and `tables` (the layouts).
     """
     try:
         with h5py.File(path, "r") as file:
-            yield from _sound_contents(path, file)
+            yield from _sound_contents(path, file, wanted)
     except TraceError as error:
         yield json.dumps({"problems": error.problems}).encode()
     except MemoryError:
@@ -232,12 +278,12 @@ def _contents(path: Path) -> Iterator[bytes | memoryview]:
         yield json.dumps({"problems": [_unreadable(error)]}).encode()
 
 
-def _sound_contents(path: Path, file: h5py.File) -> Iterator[bytes | memoryview]:
+def _sound_contents(path: Path, file: h5py.File, wanted: Collection[str]) -> Iterator[bytes | memoryview]:
     _refuse_other_schema(path, file)
     problems = [*_attribute_problems(file), *_config_problems(file)]
     size = path.stat().st_size
-    datasets = {name: file.get(name) for name in TABLES}
-    datasets |= {name: file[name] for name in OPTIONAL_TABLES if name in file}
+    datasets = {name: file.get(name) for name in TABLES if name in wanted}
+    datasets |= {name: file[name] for name in OPTIONAL_TABLES if name in wanted and name in file}
     for name, dataset in datasets.items():
         problems += _table_problems(dataset, name, size)
     if problems:
@@ -280,7 +326,9 @@ def _layout(dtype: np.dtype[Any]) -> dict[str, Any]:
     }
 
 
-def _checksum_problems(facts: Mapping[str, Any], tables: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[str]:
+def _checksum_problems(
+    facts: Mapping[str, Any], tables: Mapping[str, np.ndarray[Any, Any]], wanted: Collection[str]
+) -> Iterator[str]:
     """How the contents deviate from the sums that the writer added when it closed the file (SCHEMA.md)."""
     attributes = dict(facts["attributes"])
     stored = attributes.pop("checksums", None)
@@ -292,7 +340,7 @@ def _checksum_problems(facts: Mapping[str, Any], tables: Mapping[str, np.ndarray
     try:
         sums = json.loads(stored)
         expected = {("root attributes", ""): sums["attributes"], ("dataset", "config"): sums["config"]}
-        expected |= {("dataset", name): value for name, value in sums["tables"].items()}
+        expected |= {("dataset", name): value for name, value in sums["tables"].items() if wanted}
     except (ValueError, TypeError, KeyError, AttributeError):
         yield f"root attribute 'checksums' cannot be understood, {DAMAGED}"
         return
@@ -341,11 +389,12 @@ def _trace(path: Path, facts: Mapping[str, Any], tables: dict[str, np.ndarray[An
         }
     except ValueError as error:  # text that is not UTF-8
         raise TraceError(path, [_unreadable(error)]) from error
-    attributes = {
-        name: _printable(value) if isinstance(value, str) else value
-        for name, value in _known_fields(Attributes, facts["attributes"]).items()
-    }
-    return Trace(path, Attributes(**attributes), Config(**_known_fields(Config, config)), **frames)
+    return Trace(path, _attributes(facts), Config(**_known_fields(Config, config)), **frames)
+
+
+def _attributes(facts: Mapping[str, Any]) -> Attributes:
+    values = _known_fields(Attributes, facts["attributes"])
+    return Attributes(**{n: _printable(v) if isinstance(v, str) else v for n, v in values.items()})
 
 
 def _refuse_other_schema(path: Path, file: h5py.File) -> None:
@@ -393,8 +442,9 @@ def _config_problems(file: h5py.File) -> Iterator[str]:
     except (json.JSONDecodeError, TypeError) as error:
         yield f"dataset 'config' does not hold JSON text ({error})"
         return
-    for field, expected in get_type_hints(Config).items():
-        container = dict if expected is not str else str
+    required = [field for field in dataclasses.fields(Config) if field.default is dataclasses.MISSING]
+    for field in (f.name for f in required):
+        container = str if get_type_hints(Config)[field] is str else dict
         if not isinstance(config, dict) or not isinstance(config.get(field), container):
             wanted = "an object" if container is dict else "a string"
             yield f"dataset 'config' must have a key '{field}' that holds {wanted}"

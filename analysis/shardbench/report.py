@@ -14,7 +14,7 @@ from shardbench.read import SCHEMA_VERSION
 from shardbench.stats import Estimate
 from shardbench.stragglers import Bounded, Unknown
 from shardbench.summary import Directory, Launch, Point, Series, Study, warnings
-from shardbench.units import MILLISECONDS, bytes_text, number, percent
+from shardbench.units import MILLISECONDS, bytes_text, number, percent, text_table
 
 
 @dataclass(frozen=True)
@@ -140,12 +140,13 @@ FIGURES: Mapping[str, FigureText] = {
 def text_report(found: Directory) -> str:
     """The summary table of each study and the files left out, for a terminal."""
     blocks = [
-        f"{study.title}\n{_text_table([HEADINGS, *map(_cells, _rows(study))])}" for study in found.studies
+        f"{study.title}\n{text_table([HEADINGS, *map(_cells, _rows(study))], NUMERIC)}"
+        for study in found.studies
     ]
     for study in found.studies:
         if rows := _wait_rows(study):
             cells = [WAIT_HEADINGS, *map(dataclasses.astuple, rows)]
-            blocks.append(f"What ranks waited for ({study.title})\n{_text_table(cells)}")
+            blocks.append(f"What ranks waited for ({study.title})\n{text_table(cells, NUMERIC)}")
     if any(launch.attributes.oversubscribed for launch in found.launches):
         blocks.append("* oversubscribed: more threads than CPUs")
     if found.excluded:
@@ -282,16 +283,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.ledger,
         row.check,
     )
-
-
-def _text_table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows below their headings, aligned."""
-    columns = []
-    for heading, *cells in zip(*rows):
-        width = max(map(len, [heading, *cells]))
-        align = str.rjust if heading in NUMERIC else str.ljust
-        columns.append([align(heading, width), "-" * width, *(align(cell, width) for cell in cells)])
-    return "\n".join("  ".join(line).rstrip() for line in zip(*columns))
 
 
 def _figures(study: Study) -> list[dict[str, str]]:

@@ -411,7 +411,14 @@ def _labels(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
 def _distinguishing(setup: Mapping[str, Any], all_setups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for option, value in setup.items():
         if any(other.get(option) != value for other in all_setups):
-            yield f"{option} {value}"
+            yield f"{option} {_shown(value)}"
+
+
+def _shown(value: Any) -> str:
+    """An option's value as it is passed: an object's parts as `name=value`."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={part}" for name, part in value.items())
+    return "unset" if value is None else str(value)
 
 
 def _points(launches: Iterable[Launch]) -> tuple[Point, ...]:

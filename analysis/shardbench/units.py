@@ -1,5 +1,6 @@
-"""Numbers as text, in decimal units and independent of the locale."""
+"""Numbers and tables as text, in decimal units and independent of the locale."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import floor, log10
 
@@ -66,3 +67,13 @@ def plural(count: int, noun: str) -> str:
     """'1 run', '2 runs', '3 launches'."""
     ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
     return f"{count:,} {noun}{ending}"
+
+
+def text_table(rows: Sequence[Sequence[str]], numeric: Collection[str]) -> str:
+    """Rows below their headings, aligned; the columns with the headings `numeric` to the right."""
+    columns = []
+    for heading, *cells in zip(*rows):
+        width = max(map(len, [heading, *cells]))
+        align = str.rjust if heading in numeric else str.ljust
+        columns.append([align(heading, width), "-" * width, *(align(cell, width) for cell in cells)])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*columns))

@@ -36,7 +36,7 @@ BENCHMARK = "collectives"
 """The program that trains nothing: its files have no steps, but a table of collectives."""
 BENCHMARK_VOCABULARY = {
     "collective": COLLECTIVES,
-    "algorithm": ("direct", "ring", "doubling", "hierarchical", "native", "local"),
+    "algorithm": ("direct", "ring", "doubling", "hierarchical", "native", "nccl", "coarse", "local"),
     "dtype": ("bf16", "fp32"),
     "reduction": ("sum", "product", "minimum", "maximum", "average", "none"),
     "stop": ("iterations", "precision", "budget", "rows"),

@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
-from shardbench.read import TABLES, TraceError, read_trace
+from shardbench.read import TABLES, TraceError, read_header, read_trace
 from synthetic import Synthetic, seal
 
 
@@ -28,6 +28,19 @@ def test_tables_and_attributes_come_back(run: Synthetic, tmp_path: Path) -> None
         assert frame.to_dict("records") == [
             {name: pytest.approx(row[name], nan_ok=True) for name in columns} for row in run.tables[table]
         ]
+
+
+def test_a_header_needs_no_tables(run: Synthetic, tmp_path: Path) -> None:
+    path = run.write(tmp_path / "a.h5")
+    whole = read_trace(path)
+    with h5py.File(path, "a") as file:
+        del file["events"]
+    header = read_header(path)
+    assert (header.attributes, header.config) == (whole.attributes, whole.config)
+    with h5py.File(path, "a") as file:
+        file.attrs["world_size"] = 3
+    with pytest.raises(TraceError, match="checksum of root attributes"):
+        read_header(path)
 
 
 def test_odd_names_survive(run: Synthetic, tmp_path: Path) -> None:

@@ -89,6 +89,18 @@ def test_series_are_named_by_what_differs(tmp_path: Path) -> None:
     assert [point.size for point in study.series[2].points] == [2, 4]
 
 
+def test_options_of_several_parts_are_named_as_they_are_passed(tmp_path: Path) -> None:
+    runs = [
+        synthetic("zero3", options={"jitter": None}),
+        synthetic("zero3", options={"jitter": {"rank": 0.05, "step": 0.1}}, launch=1),
+    ]
+    study = only_study(write_all(tmp_path, *runs))
+    assert [series.label for series in study.series] == [
+        "zero3 (jitter rank=0.05,step=0.1)",
+        "zero3 (jitter unset)",
+    ]
+
+
 def test_accumulation_that_follows_from_the_global_batch_does_not_split(tmp_path: Path) -> None:
     runs = [synthetic(size=size, options={"global-batch": 8, "grad-accum": 8 // size}) for size in (1, 2, 4)]
     (series,) = only_study(write_all(tmp_path, *runs)).series
@@ -168,6 +180,15 @@ def test_ledger_mismatch_is_told(tmp_path: Path) -> None:
         "rank 1, dp all_gather_forward_count: expected 3 + padding 0, measured 4"
     )
     assert "In 1 of 1 run the ledger's" in integrity_sentences(found.launches)[0]
+
+
+@pytest.mark.parametrize(("algorithm", "gpus", "told"), [("hierarchical", 8, True), ("nccl", 8, False), ("ring", 1, False)])
+def test_what_is_not_nccls_default_is_told(tmp_path: Path, algorithm: str, gpus: int, told: bool) -> None:
+    run = synthetic(options={"algorithm": algorithm})
+    run.config["simulation"] = {"machine": {"node": {"gpus": gpus}}}
+    sentences = " ".join(integrity_sentences(write_all(tmp_path, run).launches))
+    assert ("not NCCL's default" in sentences) == told
+    assert ("1 simulated run with nodes of 8 GPUs" in sentences) == told
 
 
 def test_trace_level_none_is_summarised(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ constexpr std::size_t in_flight = 2;
 // Rows of one line that a rank keeps until it is over: 100 MB.
 constexpr std::int64_t most_repetitions = std::int64_t{1} << 20;
 
+// Values of all simulated ranks lie in one process, as with the scenarios' --payload real.
+constexpr int most_checked_simulated_ranks = 256;
+
 /// What one line of the table is about.
 struct Subject {
   Collective collective = Collective::all_reduce;
@@ -61,7 +64,8 @@ class Bench {
         supervisor_(surroundings.supervisor),
         arguments_(arguments),
         collector_(world_.control()),
-        start_time_(local_time()) {
+        start_time_(local_time()),
+        backing_(world_.simulated() && options_.checks == 0 ? Backing::aliased : Backing::memory) {
     check_memory();
     create_files();
     std::vector<int> everyone(static_cast<std::size_t>(world_.size()));
@@ -104,7 +108,9 @@ class Bench {
     const bool doubles = options_.algorithm == Algorithm::doubling || options_.algorithm == Algorithm::native;
     // Two collectives in flight stage up to half a buffer each with doubling; a library may copy it.
     const Bytes needed = options_.max_bytes * (doubles ? 2 : 1);
-    const std::int64_t share = available_memory().count() / world_.placement().local_size;
+    if (backing_ != Backing::memory) return;
+    const int sharing = world_.simulated() ? world_.size() : world_.placement().local_size;
+    const std::int64_t share = available_memory().count() / sharing;
     const double own = share == 0 ? std::numeric_limits<double>::max()  // the kernel does not tell
                                   : static_cast<double>(share);
     const double least = -maximum(world_.control(), -own);
@@ -132,7 +138,7 @@ class Bench {
       file_->set("tp", 1);
       file_->set("psi", 0);
       file_->set("compute", "none");
-      file_->set("payload", "real");
+      file_->set("payload", backing_ == Backing::memory ? "real" : "phantom");
       file_->set("seed", 0);
       file_->set("check", options_.checks > 0 ? "running" : "off");
       nlohmann::ordered_json config;
@@ -216,7 +222,7 @@ class Bench {
                                   .size = sizes.size,
                                   .count = sizes.count};
     std::vector<CollectiveRecord> records;
-    values.fill(*buffer, world_.rank());
+    if (buffer->holds_values()) values.fill(*buffer, world_.rank());
     barrier(world_.control());
     run_back_to_back(common, buffer, options_.warmup, records);
     for (CollectiveRecord& record : records) record.warmup = 1;
@@ -292,7 +298,7 @@ class Bench {
     BufferRef buffer;
     double refused = 0.0;
     try {
-      buffer = memory_.allocate(Category::workspace, dtype, elements);
+      buffer = memory_.allocate(Category::workspace, dtype, elements, backing_);
     } catch (const RunError&) {
       refused = 1.0;
     }
@@ -403,6 +409,7 @@ class Bench {
   const std::vector<std::string>& arguments_;
   Collector collector_;
   std::string start_time_;
+  Backing backing_;  ///< of what collectives move: without values where a simulation checks nothing
   std::unique_ptr<Caretaker> caretaker_;  ///< rank 0 only, like the next five
   std::unique_ptr<TraceFile> file_;
   std::vector<RankLine> rank_lines_;
@@ -417,6 +424,11 @@ class Bench {
 ExitCode run_collectives(CollectivesOptions options, const Surroundings& surroundings,
                          const std::vector<std::string>& arguments) {
   const World& world = surroundings.world;
+  if (world.simulated() && options.checks > 0 && world.size() > most_checked_simulated_ranks)
+    throw UsageError(fmt::format(
+        "--check {} needs every simulated rank's values in one process, up to {} ranks, not {}; use "
+        "-c 0",
+        options.checks, most_checked_simulated_ranks, world.size()));
   if (options.algorithm == Algorithm::hierarchical) {
     std::vector<int> everyone(static_cast<std::size_t>(world.size()));
     std::iota(everyone.begin(), everyone.end(), 0);

@@ -55,7 +55,12 @@ std::vector<T> one_or_all(const Choices<T>& choices, const std::string& option, 
 
 class Parser {
  public:
-  Parser() {
+  explicit Parser(Build build) {
+    if (build == Build::simulated) {
+      options_.checks = 0;
+      algorithm_ = "nccl";
+      progress_ = "stream";
+    }
     app_.allow_extras();
     app_.set_help_flag();  // handled by parse(), whose caller owns the output
     app_.add_flag("-h,--help", help_, "this text");
@@ -66,10 +71,13 @@ class Parser {
         ->capture_default_str();
     add_sweep();
     app_.add_option("--algorithm", algorithm_,
-                    list_of(algorithm_choices) + ": our schedules, or the library's collectives")
+                    list_of(algorithm_choices) +
+                        ": our schedules, or the library's collectives; nccl and coarse in simulation only")
         ->type_name("CHOICE")
         ->capture_default_str();
-    app_.add_option("--progress", progress_, list_of(progress_choices) + ": how pending collectives advance")
+    app_.add_option(
+            "--progress", progress_,
+            list_of(progress_choices) + ": how pending collectives advance; stream in simulation only")
         ->type_name("CHOICE")
         ->capture_default_str();
     add_real(app_, "--stall-timeout", options_.stall_timeout_s, {0.0, 1e9}, stall_timeout_help);
@@ -207,10 +215,10 @@ Bytes parse_size(const std::string& option, const std::string& text) {
   return Bytes(static_cast<std::int64_t>(size));
 }
 
-ParsedCollectivesOptions parse_collectives_options(const std::vector<std::string>& arguments) {
+ParsedCollectivesOptions parse_collectives_options(const std::vector<std::string>& arguments, Build build) {
   ParsedCollectivesOptions parsed;
   try {
-    CollectivesOptions options = Parser().parse(arguments, parsed.help);
+    CollectivesOptions options = Parser(build).parse(arguments, parsed.help);
     if (parsed.help.empty()) parsed.options = std::move(options);
   } catch (const UsageError& error) {
     // Who asks for help beside a mistake gets help.

@@ -8,6 +8,7 @@
 
 #include "src/comm/communicator.hpp"
 #include "src/comm/world.hpp"
+#include "src/options_choices.hpp"
 #include "src/supervise/supervisor.hpp"
 #include "src/trace/trace_file.hpp"
 #include "src/units.hpp"
@@ -51,7 +52,9 @@ struct ParsedCollectivesOptions {
   std::string help;
   std::string error;
 };
-ParsedCollectivesOptions parse_collectives_options(const std::vector<std::string>& arguments);
+/// In a simulation nothing is checked by default, so that buffers need no memory.
+ParsedCollectivesOptions parse_collectives_options(const std::vector<std::string>& arguments,
+                                                   Build build = Build::real);
 
 /// Every effective option under its long name, as JSON text (an object).
 std::string options_json(const CollectivesOptions& options);

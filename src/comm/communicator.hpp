@@ -18,9 +18,14 @@ std::string_view name_of(Collective collective);
 enum class Reduction { sum, product, minimum, maximum, average };
 std::string_view name_of(Reduction reduction);
 
-/// Who carries a collective out. `automatic` is resolved at issue; `local` is a group of one (nothing is
-/// sent).
-enum class Algorithm { automatic, direct, ring, doubling, hierarchical, native, local };
+/// Who carries a collective out. `automatic` is resolved at issue; `nccl` and `coarse` are models that only a
+/// simulated world has; `local` is a group of one (nothing is sent).
+enum class Algorithm { automatic, direct, ring, doubling, hierarchical, native, nccl, coarse, local };
+
+/// Whether it is a model of a collective, not a schedule of messages.
+constexpr bool is_modelled(Algorithm algorithm) {
+  return algorithm == Algorithm::nccl || algorithm == Algorithm::coarse;
+}
 std::string_view name_of(Algorithm algorithm);
 
 /// A collective in flight. It pins its buffer; destroying it before completion is a bug, except while an

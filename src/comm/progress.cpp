@@ -1,5 +1,6 @@
 #include "src/comm/progress.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace shardbench {
@@ -27,19 +28,20 @@ void ProgressEngine::advance() {
   for (auto& queue : queues_) advance_queue(queue);
 }
 
+bool ProgressEngine::collective_under_way() {
+  const std::scoped_lock lock(mutex_);
+  return std::any_of(queues_.begin(), queues_.end(), [](const auto& queue) {
+    return !queue.empty() && queue.front()->started() && queue.front()->contends();
+  });
+}
+
 void ProgressEngine::advance_queue(std::deque<std::shared_ptr<Operation>>& queue) const {
   while (!queue.empty()) {
     const std::shared_ptr<Operation> head = queue.front();
-    if (!head->started_) {
-      head->started_ = true;
-      head->start_s_ = hooks_.now();
-      head->start();
-    }
-    if (!head->advance()) return;
-    head->end_s_ = hooks_.now();
+    if (!head->started()) start(*head, hooks_.now());
+    if (!Engine::advance(*head)) return;
     queue.pop_front();
-    // Last, so that a waiter that sees it finds the times set.
-    head->done_.store(true, std::memory_order_release);
+    finish(*head, hooks_.now());
   }
 }
 

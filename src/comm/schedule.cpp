@@ -218,6 +218,12 @@ Elements Schedule::sent() const {
   return total;
 }
 
+std::int64_t Schedule::consecutive_steps() const {
+  std::int64_t longest = 0;
+  for (const Chain& chain : chains) longest = std::max(longest, std::ssize(chain.steps));
+  return longest * ceil_div(std::ssize(chains), static_cast<std::int64_t>(concurrent_chains));
+}
+
 Elements Schedule::staging() const {
   std::int64_t largest = 0;
   for (const Chain& chain : chains)
@@ -275,6 +281,12 @@ Schedule make_schedule(const ScheduleRequest& r) {
   return schedule;
 }
 
+Elements ring_share(Collective collective, Elements size, int ranks) {
+  const std::int64_t passes = collective == Collective::all_reduce ? 2 : 1;
+  const std::int64_t blocks = size.count() / ranks;
+  return Elements(passes * (blocks * (ranks - 1) + size.count() % ranks * (ranks - 1) / ranks));
+}
+
 Algorithm resolve(Algorithm algorithm, const ScheduleRequest& r) {
   if (r.ranks == 1) return Algorithm::local;
   if (algorithm != Algorithm::automatic) return algorithm;
@@ -312,8 +324,8 @@ std::string_view name_of(Reduction reduction) {
 }
 
 std::string_view name_of(Algorithm algorithm) {
-  constexpr std::array<std::string_view, 7> names = {"auto",         "direct", "ring", "doubling",
-                                                     "hierarchical", "native", "local"};
+  constexpr std::array<std::string_view, 9> names = {"auto",   "direct", "ring",   "doubling", "hierarchical",
+                                                     "native", "nccl",   "coarse", "local"};
   return names[static_cast<std::size_t>(algorithm)];
 }
 

@@ -57,6 +57,8 @@ struct Schedule {
   std::vector<Chain> chains;
 
   [[nodiscard]] Elements sent() const;
+  /// Steps one after another, with as many chains at once as run at once.
+  [[nodiscard]] std::int64_t consecutive_steps() const;
   /// Elements of the largest receive that must be added, i.e. the staging space that one running chain needs.
   [[nodiscard]] Elements staging() const;
   /// fp32 values of the largest accumulator; 0 without add_in_fp32.
@@ -79,6 +81,10 @@ struct ScheduleRequest {
 
 /// The schedule of one rank; all ranks' schedules match message for message.
 Schedule make_schedule(const ScheduleRequest& request);
+
+/// What a rank sends for a ring over `ranks` of a collective of `size` elements: (ranks-1)/ranks of it, for
+/// an all-reduce twice that. Rounded down.
+Elements ring_share(Collective collective, Elements size, int ranks);
 
 /// What `automatic` stands for: direct up to 8 ranks (fewest roundings), then
 /// doubling while a block is small (latency), else ring.

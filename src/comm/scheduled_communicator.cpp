@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/bodies/elementwise.hpp"
+#include "src/comm/reduction.hpp"
 #include "src/comm/schedule.hpp"
 #include "src/errors.hpp"
 
@@ -14,38 +14,6 @@ namespace {
 // Tags tell chains of one collective apart, and one collective from the next that a faster peer may have
 // begun. MPI guarantees 32767 as the least upper bound of a tag.
 constexpr int tag_limit = 32768;
-
-/// Combines source[i] into destination[i]. On one thread: it runs between compute tiles or on the progress
-/// thread.
-template <class To, class From>
-void combine(Reduction reduction, To* destination, const From* source, std::int64_t count) {
-  switch (reduction) {
-    case Reduction::sum:
-    case Reduction::average:  // divided once, when the sum is complete
-      for (std::int64_t i = 0; i < count; ++i) bodies::add(i, destination, source);
-      break;
-    case Reduction::product:
-      for (std::int64_t i = 0; i < count; ++i) bodies::multiply(i, destination, source);
-      break;
-    case Reduction::minimum:
-      for (std::int64_t i = 0; i < count; ++i) bodies::minimum(i, destination, source);
-      break;
-    case Reduction::maximum:
-      for (std::int64_t i = 0; i < count; ++i) bodies::maximum(i, destination, source);
-      break;
-  }
-}
-
-/// Rounds source[i] to the destination's type, for an average divided by the group's size first.
-template <class To, class From>
-void finish(Reduction reduction, int ranks, To* destination, const From* source, std::int64_t count) {
-  if (reduction == Reduction::average) {
-    const auto divisor = static_cast<float>(ranks);
-    for (std::int64_t i = 0; i < count; ++i) bodies::divided_copy(i, destination, source, divisor);
-  } else {
-    for (std::int64_t i = 0; i < count; ++i) bodies::scaled_copy(i, destination, source, 1.0F);
-  }
-}
 
 class ScheduledOperation final : public Operation {
  public:
@@ -201,7 +169,7 @@ class ScheduledOperation final : public Operation {
 
 class ScheduledCommunicator final : public Communicator {
  public:
-  ScheduledCommunicator(std::unique_ptr<Transport> transport, ProgressEngine& engine, Memory& memory,
+  ScheduledCommunicator(std::unique_ptr<Transport> transport, Engine& engine, Memory& memory,
                         ScheduleChoice choice)
       : transport_(std::move(transport)),
         engine_(engine),
@@ -237,17 +205,17 @@ class ScheduledCommunicator final : public Communicator {
 
  private:
   std::shared_ptr<Transport> transport_;
-  ProgressEngine& engine_;
+  Engine& engine_;
   Memory& memory_;
   ScheduleChoice choice_;
-  ProgressEngine::QueueId queue_;
+  Engine::QueueId queue_;
   int next_tag_ = 0;
 };
 
 }  // namespace
 
 std::unique_ptr<Communicator> make_scheduled_communicator(std::unique_ptr<Transport> transport,
-                                                          ProgressEngine& engine, Memory& memory,
+                                                          Engine& engine, Memory& memory,
                                                           ScheduleChoice choice) {
   return std::make_unique<ScheduledCommunicator>(std::move(transport), engine, memory, choice);
 }

@@ -17,7 +17,7 @@ struct ScheduleChoice {
 
 /// `engine` and `memory` must outlive the communicator.
 std::unique_ptr<Communicator> make_scheduled_communicator(std::unique_ptr<Transport> transport,
-                                                          ProgressEngine& engine, Memory& memory,
+                                                          Engine& engine, Memory& memory,
                                                           ScheduleChoice choice);
 
 /// A handle on an operation in the engine; keeps buffers and scratch until it is waited for and destroyed.
@@ -27,7 +27,7 @@ class EnginePending final : public PendingCollective {
     Algorithm algorithm;
     std::optional<Bytes> sent;
   };
-  EnginePending(ProgressEngine& engine, std::shared_ptr<Operation> operation, Facts facts)
+  EnginePending(Engine& engine, std::shared_ptr<Operation> operation, Facts facts)
       : engine_(engine), operation_(std::move(operation)), facts_(facts) {}
 
   void wait() override { engine_.wait(*operation_); }
@@ -37,7 +37,7 @@ class EnginePending final : public PendingCollective {
   [[nodiscard]] std::optional<Bytes> sent() const override { return facts_.sent; }
 
  private:
-  ProgressEngine& engine_;
+  Engine& engine_;
   std::shared_ptr<Operation> operation_;
   Facts facts_;
 };

@@ -14,6 +14,7 @@ class VoteOperation final : public Operation {
       : transport_(std::move(transport)), messages_(transport_->message_set()), known_(ballot) {}
 
   [[nodiscard]] std::uint32_t outcome() const { return known_; }
+  [[nodiscard]] bool contends() const override { return false; }  // four bytes
 
  private:
   void start() override { exchange(); }

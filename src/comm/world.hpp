@@ -10,13 +10,15 @@
 #include <vector>
 
 #include "src/comm/communicator.hpp"
+#include "src/comm/hardware.hpp"
 #include "src/comm/vote.hpp"
 #include "src/supervise/activity.hpp"
 
 namespace shardbench {
 
-/// How pending collectives advance: only in waits, between compute tiles, or by an own sleeping thread.
-enum class Progress { none, poll, thread };
+/// How pending collectives advance: only in waits, between compute tiles, by an own sleeping thread, or
+/// (simulated) by themselves, as on a stream of the GPU's.
+enum class Progress { none, poll, thread, stream };
 
 /// Where a rank runs.
 struct Placement {
@@ -77,6 +79,10 @@ class World {
   /// The node of every rank of the world, the same list on each.
   [[nodiscard]] virtual const std::vector<int>& nodes() const = 0;
   [[nodiscard]] virtual bool simulated() const = 0;
+  /// What a rank computes with, where the world models it; null where it is real.
+  [[nodiscard]] virtual const Hardware* hardware() const = 0;
+  /// The simulated machine as JSON (an object); empty where the machine is real or says nothing.
+  [[nodiscard]] virtual std::string machine_description() const { return {}; }
   [[nodiscard]] virtual std::string library() const = 0;      ///< name and version of what carries messages
   [[nodiscard]] virtual std::string wait_policy() const = 0;  ///< how a rank waits for messages
 
@@ -96,6 +102,8 @@ struct WorldSettings {
   Progress progress = Progress::poll;
   Algorithm algorithm = Algorithm::automatic;
   std::optional<int> ranks_per_node;  ///< where the system's answer shall not count
+  double contention =
+      0.0;  ///< imitated compute takes (1 + this) times as long while a collective is under way
 };
 
 // Helpers over a control channel. All are collective.

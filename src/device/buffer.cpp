@@ -150,6 +150,22 @@ class BlockCache : public std::enable_shared_from_this<BlockCache> {
   std::size_t most_active_ = 0;
 };
 
+std::shared_ptr<std::byte> PhantomArena::at_least(Bytes size) {
+  if (newest_ == nullptr || mappings_.back().size < size) {
+    newest_ = map_aliased(size);
+    std::erase_if(mappings_, [](const Mapping& mapping) { return mapping.begin.expired(); });
+    mappings_.push_back({.begin = newest_, .size = size});
+  }
+  return newest_;
+}
+
+bool PhantomArena::contains(const std::byte* address) const {
+  return std::any_of(mappings_.begin(), mappings_.end(), [&](const Mapping& mapping) {
+    const std::shared_ptr<std::byte> begin = mapping.begin.lock();
+    return begin != nullptr && address >= begin.get() && address < begin.get() + mapping.size.count();
+  });
+}
+
 std::string_view name_of(Category category) {
   constexpr std::array<std::string_view, category_count> names = {
       "parameters",     "gradients",   "optimizer", "gathered_parameters",
@@ -212,13 +228,7 @@ BufferRef Memory::part(const BufferRef& whole, std::int64_t offset, Elements cou
 
 std::shared_ptr<std::byte> Memory::storage(Category category, Bytes size, Backing backing) {
   if (backing == Backing::none) return nullptr;
-  if (backing == Backing::aliased) {
-    if (arena_ == nullptr || arena_size_ < size) {
-      arena_ = map_aliased(size);
-      arena_size_ = size;
-    }
-    return arena_;
-  }
+  if (backing == Backing::aliased) return arena_->at_least(size);
   try {
     return size < small_block ? allocate_small(size)
                               : cache_->allocate(static_cast<std::size_t>(size.count()));

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "src/units.hpp"
 
@@ -62,6 +63,23 @@ enum class Backing {
 class Memory;
 class BlockCache;
 
+/// Address space whose pages are all the same few, behind every `aliased` buffer. Ranks of one process can
+/// share it.
+class PhantomArena {
+ public:
+  /// At least `size` bytes. What was handed out before stays valid. Throws RunError when it cannot be mapped.
+  std::shared_ptr<std::byte> at_least(Bytes size);
+  [[nodiscard]] bool contains(const std::byte* address) const;
+
+ private:
+  struct Mapping {
+    std::weak_ptr<std::byte> begin;
+    Bytes size;
+  };
+  std::shared_ptr<std::byte> newest_;
+  std::vector<Mapping> mappings_;
+};
+
 /// A typed, tracked, move-only allocation; released and uncounted on destruction.
 class Buffer {
  public:
@@ -105,14 +123,15 @@ class Memory {
   /// again. Where the whole has no values, `stand_in` backs the part, so that messages have an address.
   BufferRef part(const BufferRef& whole, std::int64_t offset, Elements count, Backing stand_in);
   [[nodiscard]] MemoryTracker& tracker() const { return *tracker_; }
+  /// Where aliased buffers come from, from now on; by default an arena of this rank's own.
+  void use(std::shared_ptr<PhantomArena> arena) { arena_ = std::move(arena); }
 
  private:
   std::shared_ptr<std::byte> storage(Category category, Bytes size, Backing backing);
 
   std::shared_ptr<MemoryTracker> tracker_;
   std::shared_ptr<BlockCache> cache_;
-  std::shared_ptr<std::byte> arena_;
-  Bytes arena_size_;
+  std::shared_ptr<PhantomArena> arena_ = std::make_shared<PhantomArena>();
 };
 
 }  // namespace shardbench

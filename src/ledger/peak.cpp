@@ -17,7 +17,9 @@ constexpr std::int64_t fp32 = 4;
 /// blocks.
 Bytes staging(Collective collective, DType dtype, std::int64_t elements, int ranks, int node_size,
               Algorithm algorithm) {
-  if (ranks == 1 || collective == Collective::all_gather || algorithm == Algorithm::native) return Bytes(0);
+  if (ranks == 1 || collective == Collective::all_gather || algorithm == Algorithm::native ||
+      is_modelled(algorithm))
+    return Bytes(0);
   constexpr std::int64_t segment_bytes = 1 << 20;
   constexpr auto at_once = static_cast<std::int64_t>(concurrent_chains);
   const std::int64_t block = ceil_div(elements, ranks);

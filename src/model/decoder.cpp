@@ -40,9 +40,15 @@ void Decoder::load_batch(std::int64_t step, std::int64_t first_sequence) {
   count_from(batch_.targets, local_.vocab);
 }
 
+void Decoder::enter(int layer, Pass pass) {
+  math_->enter(pass);
+  if (settings_.on_pass) settings_.on_pass(layer, pass);
+}
+
 void Decoder::forward(int layer, const WeightTable& weights) {
   for (const int tensor : tensors_of_layer(settings_.dims, layer)) SHARDBENCH_ASSERT(weights.has(tensor));
   const auto l = static_cast<std::size_t>(layer);
+  enter(layer, Pass::forward);
   if (layer == settings_.dims.head_layer()) {
     forward_head(weights);
   } else {
@@ -59,6 +65,7 @@ void Decoder::forward(int layer, const WeightTable& weights) {
 }
 
 void Decoder::backward(int layer, const WeightTable& weights, const GradientTable& gradients) {
+  enter(layer, Pass::backward);
   if (layer == settings_.dims.head_layer()) {
     backward_head(weights, gradients);
   } else if (layer == 0) {
@@ -140,7 +147,9 @@ void Decoder::backward_block(int layer, const WeightTable& weights, const Gradie
   const auto l = static_cast<std::size_t>(layer);
   if (settings_.recompute == Recompute::full) {
     kept_[l] = allocate_block();
+    enter(layer, Pass::recompute);
     forward_block(layer, weights, kept_[l], nullptr);
+    math_->enter(Pass::backward);
   }
   const BlockActivations& kept = kept_[l];
   const BlockWorkspace work = allocate_block_workspace();

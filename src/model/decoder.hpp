@@ -66,6 +66,9 @@ class LayerMath {
   LayerMath& operator=(const LayerMath&) = delete;
   virtual ~LayerMath() = default;
 
+  /// What follows is part of this pass.
+  virtual void enter(Pass /*pass*/) {}
+
   virtual void embedding_forward(const Batch& batch, const WeightTable& weights, const Buffer& y) = 0;
   /// `norm` is a tensor's index.
   virtual void norm_forward(int norm, const WeightTable& weights, const Buffer& x, const Buffer& y) = 0;
@@ -124,6 +127,9 @@ class Decoder {
     Recompute recompute = Recompute::none;
     TensorParallelGroup* group = nullptr;  ///< null where this rank holds whole tensors
     SequenceParallel sequence_parallel = SequenceParallel::off;
+    /// Called as each pass of a layer begins; may be empty. A simulator's clock stands still in real
+    /// arithmetic: here its time passes.
+    std::function<void(int layer, Pass pass)> on_pass = {};
   };
 
   Decoder(const Settings& settings, Memory& memory, std::unique_ptr<LayerMath> math);
@@ -141,6 +147,8 @@ class Decoder {
   [[nodiscard]] double loss_sum() const { return loss_sum_; }
 
  private:
+  void enter(int layer, Pass pass);
+
   using Product = std::function<void(const Buffer& y, kernels::Output output)>;
 
   void forward_embedding(const WeightTable& weights);
@@ -200,10 +208,12 @@ std::unique_ptr<LayerMath> make_real_math(const ModelDims& dims, const LocalDims
                                           std::int64_t micro_batch, RopeTables tables,
                                           kernels::Kernels& kernels);
 
-/// Lets `pass` pass as much time as `seconds` says a layer and direction takes, each piece its share of the
+/// Seconds that a layer's whole pass takes. Only blocks are recomputed.
+using LayerSeconds = std::function<double(int layer, Pass pass)>;
+
+/// Asks `elapse` to let as much time pass as `seconds` says, each piece of a layer its share of the
 /// floating-point operations.
-std::unique_ptr<LayerMath> make_timed_math(const ModelDims& dims,
-                                           std::function<double(int, Direction)> seconds,
-                                           std::function<void(double)> pass);
+std::unique_ptr<LayerMath> make_timed_math(const ModelDims& dims, LayerSeconds seconds,
+                                           std::function<void(double)> elapse);
 
 }  // namespace shardbench

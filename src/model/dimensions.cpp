@@ -167,6 +167,11 @@ Elements parameter_count(const ModelDims& d) {
   return total;
 }
 
+LayerKind kind_of_layer(const ModelDims& dims, int layer) {
+  if (layer == 0) return LayerKind::embedding;
+  return layer == dims.head_layer() ? LayerKind::head : LayerKind::block;
+}
+
 double layer_flops(const ModelDims& d, int layer, Direction direction, std::int64_t tokens) {
   if (layer == 0) return 0.0;  // a table look-up
   double parameters = 0.0;
@@ -178,6 +183,22 @@ double layer_flops(const ModelDims& d, int layer, Direction direction, std::int6
   const double attention = layer == d.head_layer() ? 0.0 : 4.0 * static_cast<double>(d.hidden * d.seq);
   const double forward = (2.0 * parameters + attention) * static_cast<double>(tokens);
   return direction == Direction::forward ? forward : 2.0 * forward;
+}
+
+BlockShares block_shares(const ModelDims& d) {
+  const auto h = static_cast<double>(d.hidden);
+  const auto kv = static_cast<double>(d.kv_width());
+  const auto ffn = static_cast<double>(d.ffn);
+  // Per token, as layer_flops() counts.
+  const double attention = 2.0 * h * (h + 2.0 * kv) + 4.0 * h * static_cast<double>(d.seq);
+  const double attention_output = 2.0 * h * h;
+  const double mlp = 4.0 * h * ffn;
+  const double mlp_output = 2.0 * h * ffn;
+  const double all = attention + attention_output + mlp + mlp_output;
+  return {.attention = attention / all,
+          .attention_output = attention_output / all,
+          .mlp = mlp / all,
+          .mlp_output = mlp_output / all};
 }
 
 }  // namespace shardbench

@@ -113,11 +113,28 @@ std::vector<int> tensors_of_layer(const ModelDims& dims, int layer);
 /// Psi: parameters of the whole model.
 Elements parameter_count(const ModelDims& dims);
 
+enum class LayerKind { embedding, block, head };
+LayerKind kind_of_layer(const ModelDims& dims, int layer);
+
 enum class Direction { forward, backward };
+
+/// What a layer computes for. `recompute` is a block's forward once more, in backward: all but its last
+/// product, w2, whose result nobody needs.
+enum class Pass { forward, recompute, backward };
 
 /// Model FLOPs of one layer and direction for `tokens` tokens: 2 per parameter and token in a forward
 /// product, twice that in backward, plus attention counted whole (4*h*s per token and block forward). The sum
 /// over layers is 6*(Psi - Psi of an untied input embedding) + 12*L*h*s per token, torchtitan's count.
 double layer_flops(const ModelDims& dims, int layer, Direction direction, std::int64_t tokens);
+
+/// How the FLOPs of a block's forward split at the places where tensor-parallel ranks exchange; the norms'
+/// are neglected. They add up to 1.
+struct BlockShares {
+  double attention = 0.0;  ///< wq, wk, wv and the attention itself
+  double attention_output = 0.0;
+  double mlp = 0.0;  ///< w1 and w3
+  double mlp_output = 0.0;
+};
+BlockShares block_shares(const ModelDims& dims);
 
 }  // namespace shardbench

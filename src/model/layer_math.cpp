@@ -198,44 +198,30 @@ class RealMath final : public LayerMath {
 /// Adds up what the pieces take and lets it pass when compute must be over.
 class TimedMath final : public LayerMath {
  public:
-  TimedMath(const ModelDims& dims, std::function<double(int, Direction)> seconds,
-            std::function<void(double)> pass)
-      : head_layer_(dims.head_layer()), seconds_(std::move(seconds)), pass_(std::move(pass)) {
-    const auto h = static_cast<double>(dims.hidden);
-    const auto kv = static_cast<double>(dims.kv_width());
-    const auto ffn = static_cast<double>(dims.ffn);
-    // FLOPs per token of a block's forward (layer_flops); attention counts 4 h s whole.
-    const double attention = 2.0 * h * (h + 2.0 * kv) + 4.0 * h * static_cast<double>(dims.seq);
-    const double attention_output = 2.0 * h * h;
-    const double mlp = 4.0 * h * ffn;
-    const double mlp_output = 2.0 * h * ffn;
-    const double all = attention + attention_output + mlp + mlp_output;
-    attention_ = attention / all;
-    attention_output_ = attention_output / all;
-    mlp_ = mlp / all;
-    mlp_output_ = mlp_output / all;
-  }
+  TimedMath(const ModelDims& dims, LayerSeconds seconds, std::function<void(double)> elapse)
+      : head_layer_(dims.head_layer()),
+        shares_(block_shares(dims)),
+        seconds_(std::move(seconds)),
+        elapse_(std::move(elapse)) {}
 
-  void embedding_forward(const Batch&, const WeightTable&, const Buffer&) override {
-    due_ += seconds_(0, Direction::forward);
-  }
+  void enter(Pass pass) override { pass_ = pass; }
+
+  void embedding_forward(const Batch&, const WeightTable&, const Buffer&) override { charge(0, 1.0); }
   void norm_forward(int, const WeightTable&, const Buffer&, const Buffer&) override {}
   void attention_forward(int layer, const WeightTable&, const BlockActivations&) override {
-    due_ += attention_ * seconds_(layer, Direction::forward);
+    charge(layer, shares_.attention);
   }
   void attention_output(int layer, const WeightTable&, const BlockActivations&, const Buffer&,
                         Output) override {
-    due_ += attention_output_ * seconds_(layer, Direction::forward);
+    charge(layer, shares_.attention_output);
   }
   void mlp_forward(int layer, const WeightTable&, const BlockActivations&) override {
-    due_ += mlp_ * seconds_(layer, Direction::forward);
+    charge(layer, shares_.mlp);
   }
   void mlp_output(int layer, const WeightTable&, const BlockActivations&, const Buffer&, Output) override {
-    due_ += mlp_output_ * seconds_(layer, Direction::forward);
+    charge(layer, shares_.mlp_output);
   }
-  void logits_forward(const WeightTable&, const HeadActivations&) override {
-    due_ += seconds_(head_layer_, Direction::forward);
-  }
+  void logits_forward(const WeightTable&, const HeadActivations&) override { charge(head_layer_, 1.0); }
   double loss(const Batch&, const HeadActivations&) override { return no_loss; }
   void largest_logits(const HeadActivations&, const RowStatistics&) override {}
   void exponentials(const Batch&, const HeadActivations&, const RowStatistics&) override {}
@@ -243,40 +229,42 @@ class TimedMath final : public LayerMath {
 
   void head_backward(const WeightTable&, const GradientTable&, const HeadActivations&,
                      const Buffer&) override {
-    due_ += seconds_(head_layer_, Direction::backward);
+    charge(head_layer_, 1.0);
   }
   void norm_backward(int, const WeightTable&, const GradientTable&, const Buffer&, const Buffer&,
                      const Buffer&, const Buffer&) override {}
   void mlp_backward(int layer, const WeightTable&, const GradientTable&, const Buffer&,
                     const BlockActivations&, const BlockWorkspace&) override {
-    due_ += (mlp_ + mlp_output_) * seconds_(layer, Direction::backward);
+    charge(layer, shares_.mlp + shares_.mlp_output);
   }
   void attention_backward(int layer, const WeightTable&, const GradientTable&, const Buffer&,
                           const BlockActivations&, const BlockWorkspace&) override {
-    due_ += (attention_ + attention_output_) * seconds_(layer, Direction::backward);
+    charge(layer, shares_.attention + shares_.attention_output);
   }
-  void embedding_backward(const Batch&, const GradientTable&, const Buffer&) override {
-    due_ += seconds_(0, Direction::backward);
-  }
+  void embedding_backward(const Batch&, const GradientTable&, const Buffer&) override { charge(0, 1.0); }
 
   void copy(const Buffer&, const Buffer&) override {}
   void add(const Buffer&, const Buffer&) override {}
   void zero(const Buffer&) override {}
 
   void settle() override {
-    if (due_ > 0.0) pass_(std::exchange(due_, 0.0));
+    if (due_ > 0.0) elapse_(std::exchange(due_, 0.0));
   }
 
  private:
   static constexpr double no_loss = std::numeric_limits<double>::quiet_NaN();
 
+  /// A piece that is that share of the layer's whole pass.
+  void charge(int layer, double share) {
+    if (pass_ == Pass::recompute) share /= 1.0 - shares_.mlp_output;  // which is not run again
+    due_ += share * seconds_(layer, pass_);
+  }
+
   int head_layer_;
-  std::function<double(int, Direction)> seconds_;
-  std::function<void(double)> pass_;
-  double attention_ = 0.0;  ///< shares of a block
-  double attention_output_ = 0.0;
-  double mlp_ = 0.0;
-  double mlp_output_ = 0.0;
+  BlockShares shares_;
+  LayerSeconds seconds_;
+  std::function<void(double)> elapse_;
+  Pass pass_ = Pass::forward;
   double due_ = 0.0;  ///< seconds not yet passed
 };
 
@@ -294,10 +282,9 @@ std::unique_ptr<LayerMath> make_real_math(const ModelDims& dims, const LocalDims
   return std::make_unique<RealMath>(dims, local, micro_batch, std::move(tables), kernels);
 }
 
-std::unique_ptr<LayerMath> make_timed_math(const ModelDims& dims,
-                                           std::function<double(int, Direction)> seconds,
-                                           std::function<void(double)> pass) {
-  return std::make_unique<TimedMath>(dims, std::move(seconds), std::move(pass));
+std::unique_ptr<LayerMath> make_timed_math(const ModelDims& dims, LayerSeconds seconds,
+                                           std::function<void(double)> elapse) {
+  return std::make_unique<TimedMath>(dims, std::move(seconds), std::move(elapse));
 }
 
 }  // namespace shardbench

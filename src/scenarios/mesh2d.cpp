@@ -58,6 +58,7 @@ class Mesh2d final : public Zero3 {
     if (sum.owned)
       copy_values(context(), *sum.message, 0, state().gradients(), rests.gradients.owned_at[*sum.owned],
                   count);
+    context().copies.settle();
     sum.collective = tp_->start(Collective::all_reduce, sum.message, {.layer = tensor.layer});
     return sum;
   }
@@ -68,6 +69,7 @@ class Mesh2d final : public Zero3 {
       state().accumulate_gradient(state().residence().gradients.owned_at[*sum.owned],
                                   sum.message->elements().count(), *sum.message, 0,
                                   ResidentState::Accumulate::replace);
+    context().copies.settle();
   }
 
   std::optional<TracedCommunicator> tp_;

@@ -1,6 +1,7 @@
 // The `collectives` executable: all-reduce, reduce-scatter and all-gather alone, timed and checked as
 // nccl-tests does, under the schedules, progress and communicators that the scenarios train with.
 #include "src/collectives/bench.hpp"
+#include "src/comm/mpi/mpi_world.hpp"
 #include "src/program.hpp"
 
 namespace {
@@ -8,7 +9,8 @@ namespace {
 using namespace shardbench;
 
 Program prepare(const std::vector<std::string>& arguments) {
-  const ParsedCollectivesOptions parsed = parse_collectives_options({arguments.begin() + 1, arguments.end()});
+  const ParsedCollectivesOptions parsed = parse_collectives_options(
+      {arguments.begin() + 1, arguments.end()}, is_simulation() ? Build::simulated : Build::real);
   const CollectivesOptions options = parsed.options.value_or(CollectivesOptions{});
   Program program{.options = {.json = options_json(options), .refusal = parsed.error},
                   .answer = {},

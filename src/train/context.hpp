@@ -8,6 +8,7 @@
 #include "src/options.hpp"
 #include "src/shard/mesh.hpp"
 #include "src/train/collectives.hpp"
+#include "src/train/modelled_copies.hpp"
 
 namespace shardbench {
 
@@ -24,12 +25,14 @@ struct TrainContext {
   Recorder& recorder;
   kernels::Kernels& kernels;
   Decoder& decoder;
+  ModelledCopies& copies;
   Mesh mesh;
   const std::vector<TensorInfo>& tensors;  ///< as tensor parallelism leaves them to this rank
   Backing resident;    ///< of parameters, gradients and optimizer state: memory, or none with phantom payload
   Backing activation;  ///< of what compute writes: memory, or none when compute is only timed
   Backing message;     ///< of what collectives move: memory, aliased with phantom payload, none in a plan
-  std::function<void(Elements)> imitate_optimizer;  ///< empty when compute is real
+  /// Lets the time of updating so many elements pass, unless real arithmetic takes it.
+  std::function<void(Elements)> imitate_optimizer;
 
   [[nodiscard]] const ModelDims& dims() const { return decoder.dims(); }
 };
@@ -50,9 +53,11 @@ inline kernels::TypedView view(const Buffer& buffer, std::int64_t offset, std::i
   return {data, buffer.dtype(), rows, columns};
 }
 
-/// Copies where there are values to copy: phantom buffers are only accounted for.
+/// Copies where there are values to copy: phantom buffers are only accounted for. Whoever records copies
+/// settles context.copies at their end.
 inline void copy_values(TrainContext& context, const Buffer& to, std::int64_t to_offset, const Buffer& from,
                         std::int64_t from_offset, std::int64_t count, float scale = 1.0F) {
+  context.copies.add_copy(to, from, Elements(count));
   if (to.holds_values() && from.holds_values())
     context.kernels.scaled_copy(view(to, to_offset, count), view(from, from_offset, count), scale);
 }

@@ -38,6 +38,7 @@ void GatheredParameters::gather(int group) {
                   slice.count);
       offset += slice.count;
     }
+    context_.copies.settle();
   }
   state.gather = dp_.start(Collective::all_gather, state.output, subject);
 }
@@ -58,12 +59,13 @@ void GatheredParameters::wait(int group) {
   state.unsharded = context_.memory.allocate(Category::gathered_parameters, context_.options.param_dtype,
                                              layout.real(), context_.message);
   copy_out(layout, *state.output, *state.unsharded);
+  context_.copies.settle();
   expose(group, *state.unsharded);
   state.output.reset();
 }
 
 void GatheredParameters::copy_out(const GroupLayout& layout, const Buffer& output, const Buffer& unsharded) {
-  if (!output.holds_values()) return;
+  if (!output.holds_values()) return context_.copies.add_copy(unsharded, output, layout.real());
   const std::vector<Slice> whole = layout.whole();
   for (int part = 0; part < layout.parts(); ++part) {
     std::size_t tensor = 0;

@@ -56,6 +56,7 @@ void GradientBuckets::fill(int bucket, int tensor, const Source& source) {
   }
   copy_values(context_, *filling_[b], offset_in_bucket_[t], source.buffer, source.offset,
               context_.tensors[t].elements().count(), scale_);
+  context_.copies.settle();
 }
 
 void GradientBuckets::start(int bucket, ResidentState::Accumulate mode) {
@@ -85,6 +86,7 @@ void GradientBuckets::finish_oldest() {
   for (const Slice& slice : layouts_[b].slices(part()))
     state_.accumulate_gradient(state_.residence().gradients.owned_at[owned++], slice.count, *reduction.buffer,
                                own_block + slice.offset, reduction.mode);
+  context_.copies.settle();
 }
 
 }  // namespace shardbench

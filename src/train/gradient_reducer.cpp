@@ -48,6 +48,7 @@ void GradientReducer::reduce_scatter(int group, ResidentState::Accumulate mode) 
   {
     const auto span = context_.recorder.copy_in(subject);
     copy_into_blocks(layout, *unsharded_[g], *buffer);
+    context_.copies.settle();
   }
   for (const int tensor : groups_[g].tensors) table_.clear(tensor);
   unsharded_[g].reset();
@@ -57,7 +58,8 @@ void GradientReducer::reduce_scatter(int group, ResidentState::Accumulate mode) 
 
 void GradientReducer::copy_into_blocks(const GroupLayout& layout, const Buffer& unsharded,
                                        const Buffer& buffer) {
-  if (!unsharded.holds_values() || !buffer.holds_values()) return;
+  if (!unsharded.holds_values() || !buffer.holds_values())
+    return context_.copies.add_copy(buffer, unsharded, layout.real());
   // Padding is summed too; what it held before must not turn into a signalling NaN on the way.
   if (layout.gathered() != layout.real())
     context_.kernels.fill_zero(view(buffer, 0, buffer.elements().count()));
@@ -89,6 +91,7 @@ void GradientReducer::finish(Reduction& reduction) {
   for (const Slice& slice : layout.slices(dp_.rank()))
     shards_.accumulate_gradient(shards_.residence().gradients.owned_at[resident++], slice.count,
                                 *reduction.buffer, own_block + slice.offset, reduction.mode);
+  context_.copies.settle();
 }
 
 }  // namespace shardbench

@@ -47,6 +47,7 @@ void AccumulatedGradients::add(int layer, LayerGradients& gradients) {
     mode_[t] = ResidentState::Accumulate::add;
     gradients.free(tensor);
   }
+  context_.copies.settle();
 }
 
 }  // namespace shardbench

@@ -37,6 +37,17 @@ std::string job_name() {
   return job != nullptr ? job : std::to_string(getpid());
 }
 
+/// What `shardbench simulate` says that it has simulated (null where a simulation was started otherwise), and
+/// the whole description of the machine.
+nlohmann::json simulation_provenance(const World& world) {
+  const char* said = std::getenv("SHARDBENCH_SIMULATION");
+  nlohmann::json provenance = nlohmann::json::parse(said != nullptr ? said : "null", nullptr, false);
+  if (provenance.is_discarded()) provenance = said;
+  if (const std::string machine = world.machine_description(); !machine.empty() && provenance.is_object())
+    provenance["machine"] = nlohmann::json::parse(machine, nullptr, false);
+  return provenance;
+}
+
 }  // namespace
 
 void describe_program(TraceFile& file, const std::string& scenario, const World& world,
@@ -90,12 +101,19 @@ void describe_run(TraceFile& file, const RunDescription& run) {
   config["options"] = nlohmann::ordered_json::parse(options_json(options));
   config["model"] = nlohmann::ordered_json::parse(model_json(d));
   config["model"]["psi"] = parameter_count(d).count();
+  if (const Hardware* const hardware = world.hardware())
+    config["hardware"] = {{"name", hardware->name},
+                          {"peak_flops", hardware->peak_flops},
+                          {"efficiency", hardware->efficiency},
+                          {"memory_bandwidth", hardware->memory_bandwidth},
+                          {"launch_s", hardware->launch_s}};
   config["wait_policy"] = world.wait_policy();
   // Ranks leave it up to ceil(log2 N) message latencies apart; see barrier() in control.cpp.
   config["window_barrier"] =
       "dissemination over point-to-point messages, before the first step of a window only";
   config["threads_per_rank"] = thread_count(options, world.placement());
   config["environment"] = recorded_environment();
+  if (world.simulated()) config["simulation"] = simulation_provenance(world);
   file.set_config(config.dump());
 }
 

@@ -3,14 +3,9 @@
 #include <algorithm>
 
 #include "src/ledger/peak.hpp"
-#include "src/train/calibration.hpp"
 
 namespace shardbench {
 namespace {
-
-// With --flops, where nothing is said about the optimizer: AdamW's additions, multiplications, division and
-// root.
-constexpr double adamw_flops_per_element = 16.0;
 
 kernels::ScratchNeeds scratch_needs(const Options& options, int threads) {
   return {.longest_sequence = options.dims.seq,
@@ -47,6 +42,8 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
       threads_(thread_count(options, world.placement())),
       mesh_(make_mesh(world.size(), options.tp, world.rank())),
       message_(message_backing(options, purpose)),
+      times_(compute_times(options, mesh_, world.hardware())),
+      copies_(world),
       tensors_(tensor_parallel_part(declare_tensors(options.dims), mesh_.tp, mesh_.tp_index)),
       scratch_(allocate_scratch(options, threads_, memory, purpose)),
       rope_tables_(options.compute == Compute::real
@@ -63,16 +60,6 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
   const bool timed = options.compute == Compute::timed;
   const bool phantom = options.payload == Payload::phantom;
   const bool planned = purpose == Purpose::plan;
-  std::function<void(Elements)> imitate_optimizer;
-  if (timed || planned)
-    imitate_optimizer = [this, times = options.calibration_file.empty()
-                                           ? ComputeTimes{}
-                                           : parse_calibration(options)](Elements elements) {
-      const double flops = options_.flops.value_or(0.0);
-      const double modelled =
-          flops > 0.0 ? adamw_flops_per_element * static_cast<double>(elements.count()) / flops : 0.0;
-      imitate(times.optimizer.value_or(modelled));
-    };
   context_ = std::make_unique<TrainContext>(
       TrainContext{.options = options_,
                    .world = world_,
@@ -80,12 +67,15 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
                    .recorder = recorder_,
                    .kernels = *kernels_,
                    .decoder = *decoder_,
+                   .copies = copies_,
                    .mesh = mesh_,
                    .tensors = tensors_,
                    .resident = planned || phantom ? Backing::none : Backing::memory,
                    .activation = planned || timed ? Backing::none : Backing::memory,
                    .message = message_,
-                   .imitate_optimizer = std::move(imitate_optimizer)});
+                   .imitate_optimizer = [this](Elements elements) {
+                     imitate(optimizer_seconds(times_, options_, elements, world_.hardware()));
+                   }});
   scenario_ = definition.make(*context_);
 }
 
@@ -93,36 +83,38 @@ std::unique_ptr<TracedTensorParallelGroup> RankSetup::make_tensor_parallel_group
   if (mesh_.tp == 1) return nullptr;
   return std::make_unique<TracedTensorParallelGroup>(
       TracedCommunicator(world_.communicator(mesh_.tp_group()), Axis::tp, recorder_), recorder_, memory_,
-      *kernels_, options_.param_dtype, message_);
+      *kernels_, copies_, options_.param_dtype, message_);
 }
 
 std::unique_ptr<Decoder> RankSetup::make_decoder(Purpose purpose) {
   const ModelDims& dims = options_.dims;
   const bool computes = options_.compute == Compute::real && purpose == Purpose::run;
-  const Decoder::Settings settings{.dims = dims,
-                                   .micro_batch = options_.micro_batch,
-                                   .seed = options_.seed,
-                                   .backing = computes ? Backing::memory : Backing::none,
-                                   .recompute = options_.recompute,
-                                   .group = tensor_parallel_.get(),
-                                   .sequence_parallel = options_.sequence_parallel};
-  if (computes)
+  const auto seconds = [this](int layer, Pass pass) {
+    return times_.of(kind_of_layer(options_.dims, layer), pass);
+  };
+  Decoder::Settings settings{.dims = dims,
+                             .micro_batch = options_.micro_batch,
+                             .seed = options_.seed,
+                             .backing = computes ? Backing::memory : Backing::none,
+                             .recompute = options_.recompute,
+                             .group = tensor_parallel_.get(),
+                             .sequence_parallel = options_.sequence_parallel};
+  if (computes) {
+    settings.on_pass = [=, this](int layer, Pass pass) { imitate(seconds(layer, pass)); };
     return std::make_unique<Decoder>(settings, memory_,
                                      make_real_math(dims, local_dims(dims, mesh_.tp, mesh_.tp_index),
                                                     options_.micro_batch, rope_tables_, *kernels_));
-  const ComputeTimes times = !options_.calibration_file.empty() ? parse_calibration(options_)
-                             : options_.flops
-                                 ? times_at(dims, options_.micro_batch * dims.seq, *options_.flops * mesh_.tp)
-                                 : ComputeTimes{};  // a plan of a real run: time stands still
-  const auto seconds = [=](int layer, Direction direction) {
-    const auto kind = static_cast<std::size_t>(kind_of_layer(dims, layer));
-    return direction == Direction::forward ? times.forward[kind] : times.backward[kind];
-  };
+  }
   return std::make_unique<Decoder>(settings, memory_,
                                    make_timed_math(dims, seconds, [this](double s) { imitate(s); }));
 }
 
+double RankSetup::shortest_block_s() const {
+  return std::min(times_.of(LayerKind::block, Pass::forward), times_.of(LayerKind::block, Pass::backward));
+}
+
 void RankSetup::step(int index, bool warmup) {
+  slowdown_ = slowdown(options_.jitter, options_.seed, world_.rank(), index);
   recorder_.begin_step(index, warmup);
   scenario_->forward_backward(index);
   if (!warmup && !held_is_known_) {
@@ -140,6 +132,7 @@ void RankSetup::step(int index, bool warmup) {
 }
 
 void RankSetup::rehearse(int index) {
+  slowdown_ = 1.0;
   recorder_.set_rehearsal(true);
   recorder_.begin_step(index, true);
   scenario_->forward_backward(index);

@@ -7,6 +7,7 @@
 
 #include "src/scenario.hpp"
 #include "src/trace/recorder.hpp"
+#include "src/train/calibration.hpp"
 #include "src/train/context.hpp"
 #include "src/train/tensor_parallel.hpp"
 
@@ -25,9 +26,13 @@ class RankSetup {
   [[nodiscard]] Scenario& scenario() { return *scenario_; }
   [[nodiscard]] int threads() const { return threads_; }
 
+  /// Imitated seconds of a block's shorter pass.
+  [[nodiscard]] double shortest_block_s() const;
+
   /// One optimizer step, recorded. Remembers what is held on entering the first timed optimizer phase.
   void step(int index, bool warmup);
-  /// Forward and backward without the optimizer, every collective on its own; leaves parameters as they were.
+  /// Forward and backward without the optimizer, every collective on its own and compute without jitter;
+  /// leaves parameters as they were.
   void rehearse(int index);
 
   [[nodiscard]] const StaticBytes& held() const { return held_; }
@@ -37,7 +42,9 @@ class RankSetup {
  private:
   std::unique_ptr<TracedTensorParallelGroup> make_tensor_parallel_group();
   std::unique_ptr<Decoder> make_decoder(Purpose purpose);
-  void imitate(double seconds) { world_.imitate_compute(seconds); }
+  void imitate(double seconds) {
+    if (seconds > 0.0) world_.imitate_compute(slowdown_ * seconds);
+  }
 
   const Options& options_;
   World& world_;
@@ -45,6 +52,9 @@ class RankSetup {
   int threads_;
   Mesh mesh_;
   Backing message_;
+  ComputeTimes times_;     ///< of imitated compute
+  double slowdown_ = 1.0;  ///< by --jitter, in this step
+  ModelledCopies copies_;
   std::vector<TensorInfo> tensors_;
   BufferRef scratch_;
   RopeTables rope_tables_;

@@ -63,6 +63,11 @@ void ResidentState::initialise() {
 
 void ResidentState::accumulate_gradient(std::int64_t at, std::int64_t count, const Buffer& source,
                                         std::int64_t source_offset, Accumulate mode) {
+  const Buffer& into = gradients();
+  const Elements elements(count);
+  context_.copies.add_copy(into, source, elements);
+  if (mode == Accumulate::add) context_.copies.add(bytes_of(into.dtype(), elements));
+  if (accumulator_) context_.copies.add(bytes_of(gradients_->dtype(), elements));
   if (!holds_values() || !source.holds_values()) return;
   kernels::Kernels& k = context_.kernels;
   const auto from = view(source, source_offset, count);
@@ -81,7 +86,11 @@ kernels::TypedView ResidentState::gradient(std::size_t owned) const {
 }
 
 double ResidentState::gradient_squares() {
-  if (!holds_values() || context_.imitate_optimizer) return std::numeric_limits<double>::quiet_NaN();
+  if (context_.options.clip > 0.0) {  // else nobody needs the norm in the step
+    context_.copies.add(bytes_of(gradients().dtype(), owned_size_));
+    context_.copies.settle();
+  }
+  if (!computes()) return std::numeric_limits<double>::quiet_NaN();
   double squares = 0.0;
   for (std::size_t i = 0; i < owned().size(); ++i)
     if (context_.tensors[static_cast<std::size_t>(owned()[i].tensor)].copy == Copy::primary)
@@ -91,10 +100,8 @@ double ResidentState::gradient_squares() {
 
 void ResidentState::update(double gradient_factor) {
   ++updates_;
-  if (context_.imitate_optimizer) {
-    context_.imitate_optimizer(owned_size_);
-    return;
-  }
+  context_.imitate_optimizer(owned_size_);
+  if (!computes()) return;
   const auto moments = [](const BufferRef& buffer, const Slice& slice) {
     return buffer->floats().subspan(static_cast<std::size_t>(slice.offset),
                                     static_cast<std::size_t>(slice.count));

@@ -54,6 +54,7 @@ class ResidentState {
 
  private:
   void initialise();
+  [[nodiscard]] bool computes() const { return holds_values() && context_.options.compute == Compute::real; }
 
   TrainContext& context_;
   Residence residence_;

@@ -10,6 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "src/comm/imitated_compute.hpp"
+#include "src/comm/nodes.hpp"
+#include "src/comm/schedule.hpp"
 #include "src/say.hpp"
 #include "src/trace/caretaker.hpp"
 #include "src/trace/process_memory.hpp"
@@ -53,8 +56,9 @@ class Run {
         memory_(surroundings.memory),
         supervisor_(surroundings.supervisor),
         collector_(world_.control()),
-        process_before_(read_process_memory()),
+        process_before_(world_.simulated() ? ProcessMemory{} : read_process_memory()),
         setup_(check_output_path(options_), definition, world_, memory_, Purpose::run) {
+    check_polls();
     if (options_.check == Check::on) check_.emplace(setup_.context());
     // Only now: what is refused, or does not fit into memory, shall not have replaced anyone's results.
     create_file(command_line);
@@ -104,6 +108,37 @@ class Run {
     return options;
   }
 
+  /// Collective. A simulated collective that polls advance, a step each, would seem slower than it is where
+  /// compute has fewer polls than it has steps.
+  void check_polls() {
+    if (!world_.simulated() || options_.progress != Progress::poll || options_.compute == Compute::real)
+      return;
+    std::int64_t steps = 0;
+    for (const ExpectedCollective& expected : setup_.scenario().expected().collectives)
+      if (expected.axis == Axis::dp) steps = std::max(steps, consecutive_steps(expected));
+    const double longest = maximum(world_.control(), static_cast<double>(steps));
+    const double shortest_s = -maximum(world_.control(), -setup_.shortest_block_s());
+    const std::int64_t polls = polls_per_layer(shortest_s);
+    if (longest > static_cast<double>(polls))
+      throw UsageError(fmt::format(
+          "--progress poll advances a collective by a step a poll, but over {} data-parallel ranks one "
+          "has {:.0f} steps and a block's shorter pass ({:.3g} ms) has {} polls; use --progress stream",
+          options_.dp, longest, 1e3 * shortest_s, polls));
+  }
+
+  [[nodiscard]] std::int64_t consecutive_steps(const ExpectedCollective& expected) const {
+    if (expected.count == 0 || is_modelled(options_.algorithm)) return 0;
+    const std::int64_t mean = ceil_div((expected.size + expected.padding).count(), expected.count);
+    const std::vector<int> nodes = nodes_of(setup_.context().mesh.dp_group(), world_.nodes());
+    ScheduleRequest request{.collective = expected.collective,
+                            .dtype = expected.dtype,
+                            .size = Elements(mean),
+                            .ranks = expected.group_size,
+                            .node_size = node_size_of(nodes).value_or(1)};
+    request.algorithm = resolve(options_.algorithm, request);
+    return make_schedule(request).consecutive_steps();
+  }
+
   /// On rank 0 the file and who takes care of it; its failure is everyone's.
   void create_file(const std::string& command_line) {
     agree_with_root(world_.control(), [&] {
@@ -141,12 +176,15 @@ class Run {
     if (file_) file_->append(std::span<const ClockRow>(rows));
   }
 
+  /// Not in a simulation, where all ranks are the simulator's one process.
+  [[nodiscard]] bool samples_process() const { return writes(TraceLevel::steps) && !world_.simulated(); }
+
   void sample_process_memory(int step) {
-    if (writes(TraceLevel::steps)) write_process_memory(step, read_process_memory());
+    if (samples_process()) write_process_memory(step, read_process_memory());
   }
 
   void write_process_memory(int step, const ProcessMemory& memory) {
-    if (!writes(TraceLevel::steps)) return;
+    if (!samples_process()) return;
     process_peak_ = {.rss = std::max(process_peak_.rss, memory.rss),
                      .hwm = std::max(process_peak_.hwm, memory.hwm),
                      .pss = std::max(process_peak_.pss, memory.pss)};
@@ -162,15 +200,19 @@ class Run {
     });
   }
 
+  /// What follows is warm. Returns how many rehearsals are worth their time.
+  int rehearse_cold() {
+    const double begin = world_.now();
+    setup_.rehearse(0);
+    setup_.recorder().clear();
+    return maximum(world_.control(), world_.now() - begin) < long_rehearsal_s ? rehearsals : 1;
+  }
+
   /// Times each layer's compute and communication alone, without changing parameters.
   void calibrate() {
     if (!writes(TraceLevel::events)) return;
     doing("rehearsing");
-    const double begin = world_.now();
-    setup_.rehearse(0);
-    setup_.recorder().clear();
-    const int repetitions =
-        maximum(world_.control(), world_.now() - begin) < long_rehearsal_s ? rehearsals : 1;
+    const int repetitions = world_.simulated() ? 1 : rehearse_cold();
     for (int i = 0; i < repetitions && stop_ == 0; ++i) {
       if (vote_) stop_ = requests_of_all({world_, memory_, supervisor_});
       if (stop_ == 0) setup_.rehearse(i);
@@ -334,9 +376,11 @@ class Run {
       own[std::string(name_of(category))] = tracker.peak(category).count();
     }
     own["total_tracked"] = tracker.total_peak().count();
-    own["process_rss"] = process_peak_.rss.count();
-    own["process_hwm"] = process_peak_.hwm.count();
-    own["process_pss"] = process_peak_.pss.count();
+    if (samples_process()) {
+      own["process_rss"] = process_peak_.rss.count();
+      own["process_hwm"] = process_peak_.hwm.count();
+      own["process_pss"] = process_peak_.pss.count();
+    }
     collector_.for_each_rank_json(own, [&](int rank, const nlohmann::json& json) {
       std::vector<MemoryPeakRow> rows;
       for (const auto& [category, bytes] : json.items()) rows.push_back({rank, category, bytes});
@@ -414,6 +458,12 @@ ExitCode run_scenario(Options options, const ScenarioDefinition& definition, con
   resolve_mesh(options, world.size());
   resolve_batch(options, options.dp);
   check_groups(options, world);
+  if (world.simulated()) check_simulated_size(options, world.size());
+  if (options.compute == Compute::timed && !options.flops && options.calibration_file.empty() &&
+      world.hardware() == nullptr)
+    throw UsageError(
+        "--compute timed needs to know how long, but the platform describes no GPU; pass --flops F or "
+        "--calibration FILE, or start it with shardbench simulate");
   // One rank reads, so that all agree on what it says, and before there is an output file.
   if (!options.calibration_file.empty()) {
     options.calibration_text =

@@ -5,12 +5,13 @@
 namespace shardbench {
 
 TracedTensorParallelGroup::TracedTensorParallelGroup(TracedCommunicator communicator, Recorder& recorder,
-                                                     Memory& memory, kernels::Kernels& kernels, DType dtype,
-                                                     Backing message)
+                                                     Memory& memory, kernels::Kernels& kernels,
+                                                     ModelledCopies& copies, DType dtype, Backing message)
     : communicator_(std::move(communicator)),
       recorder_(recorder),
       memory_(memory),
       kernels_(kernels),
+      copies_(copies),
       dtype_(dtype),
       message_(message) {}
 
@@ -51,10 +52,12 @@ void TracedTensorParallelGroup::exchange(const Exchange& exchange, const BufferR
 }
 
 void TracedTensorParallelGroup::cast(const Buffer& to, const Buffer& from, Range range) {
-  if (!to.holds_values() || !from.holds_values()) return;
   const std::int64_t block = to.elements().count() / size();
   const std::int64_t begin = range == Range::whole ? 0 : rank() * block;
   const std::int64_t count = range == Range::whole ? to.elements().count() : block;
+  copies_.add_copy(to, from, Elements(count));
+  copies_.settle();
+  if (!to.holds_values() || !from.holds_values()) return;
   const auto view = [&](const Buffer& buffer) {
     return kernels::TypedView{buffer.data() + begin * size_of(buffer.dtype()), buffer.dtype(), count, 1};
   };

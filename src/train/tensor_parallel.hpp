@@ -5,6 +5,7 @@
 #include "src/device/buffer.hpp"
 #include "src/model/tensor_parallel.hpp"
 #include "src/train/collectives.hpp"
+#include "src/train/modelled_copies.hpp"
 
 namespace shardbench {
 
@@ -14,7 +15,7 @@ class TracedTensorParallelGroup final : public TensorParallelGroup {
  public:
   /// `message` backs what travels where values do not exist (compute that is only timed, plans).
   TracedTensorParallelGroup(TracedCommunicator communicator, Recorder& recorder, Memory& memory,
-                            kernels::Kernels& kernels, DType dtype, Backing message);
+                            kernels::Kernels& kernels, ModelledCopies& copies, DType dtype, Backing message);
 
   [[nodiscard]] int size() const override { return communicator_.size(); }
   [[nodiscard]] int rank() const override { return communicator_.rank(); }
@@ -38,6 +39,7 @@ class TracedTensorParallelGroup final : public TensorParallelGroup {
   Recorder& recorder_;
   Memory& memory_;
   kernels::Kernels& kernels_;
+  ModelledCopies& copies_;
   DType dtype_;
   Backing message_;
 };

@@ -40,7 +40,8 @@ def _launch() -> list[Case]:
     return [
         Case("unconnected-copies", chapter, "Launcher and MPI library do not understand each other: each process believes that it is alone",
              "With `--ranks`, or where Slurm says that there are more tasks: refused, both sizes named, no file; exit 2",
-             ("scenarios/test_usage.py::test_copies_that_no_launcher_connects", "scenarios/test_usage.py::test_slurm_task_that_is_alone")),
+             ("scenarios/test_usage.py::test_copies_that_no_launcher_connects", "scenarios/test_usage.py::test_slurm_task_that_is_alone",
+              "slurm/test_slurm.py::test_tasks_that_no_plugin_connects_are_refused")),
         Case("world-size", chapter, "A job of 1 to 4 ranks is started", "The world has that size, every rank its own process"),
         Case("exit-code-lost", chapter, "An exit code is lost in a pipe or a launcher",
              "Scripts use pipefail; files that are not marked complete count as incomplete, whatever a launcher said",
@@ -56,8 +57,12 @@ def _launch() -> list[Case]:
         Case("one-rank-cannot-read", chapter, "A calibration file is missing on one rank's node", "The job ends and names the file"),
         Case("help-without-mpi", chapter, "`--help`, `--version` or `--plan` where MPI cannot start", "Answered; MPI is not touched",
              ("scenarios/test_usage.py::test_help_and_version_need_no_mpi",)),
-        Case("slurm-scripts", chapter, "Requeue, arrays, `--signal`, cpus-per-task not inherited by srun", "",
-             not_built="there are no Slurm scripts yet"),
+        Case("slurm-launch", chapter, "The batch scripts start ranks on two nodes, through srun or mpiexec; srun inherits no --cpus-per-task",
+             "One world, every rank with the CPUs and threads that were asked for",
+             ("slurm/test_slurm.py::test_ranks_start_on_all_nodes", "slurm/test_slurm.py::test_each_task_has_the_cpus_that_were_asked_for")),
+        Case("slurm-refusals", chapter, "A batch script is submitted with a wrong scenario, option, site file or folder",
+             "One line in the job's log, no file; exit 2",
+             ("slurm/test_slurm.py::test_what_makes_no_sense_is_refused_in_a_line",)),
     ]
 
 
@@ -70,6 +75,15 @@ def _signals() -> list[Case]:
              "The job ends non-zero; a file says `interrupted` or `failed`"),
         Case("second-signal", chapter, "A second signal, while a long step is being finished", "The job ends at once, non-zero"),
         Case("signal-collectives", chapter, "SIGTERM reaches the program `collectives`", "Status `interrupted`; exit 1"),
+        Case("slurm-limit", chapter, "A Slurm job comes near its time limit, or meets `scancel`", "Every rank finishes its step; status `interrupted`",
+             ("slurm/test_slurm.py::test_a_job_at_its_time_limit_closes_its_file",
+              "slurm/test_slurm.py::test_a_job_that_is_told_to_end_closes_its_file")),
+        Case("slurm-requeue", chapter, "A Slurm job is requeued", "It starts again and replaces its file; the log of the first launch is kept",
+             ("slurm/test_slurm.py::test_a_requeued_job_replaces_its_file",)),
+        Case("slurm-study", chapter, "A study that runs as a Slurm job or array is signalled, or everything of it killed at once",
+             "Submitted again, it does what is left; each point is complete once",
+             ("slurm/test_slurm.py::test_a_study_that_was_cut_short_is_finished_by_submitting_it_again",
+              "slurm/test_slurm.py::test_a_study_as_one_job_closes_its_file_and_goes_on_where_it_stopped")),
     ]
 
 
@@ -77,6 +91,9 @@ def _failure() -> list[Case]:
     chapter = Chapter.failure
     return [
         Case("rank-killed", chapter, "SIGKILL reaches one rank, rank 0 included", "The job ends non-zero; status `failed`; flushed windows kept"),
+        Case("slurm-rank-killed", chapter, "SIGKILL reaches one rank of a Slurm job",
+             "srun ends the job after at most KillWait (slurm.conf); status `failed`, or `running` if Slurm also killed the caretaker",
+             ("slurm/test_slurm.py::test_a_rank_that_dies_ends_the_job",)),
         Case("rank-fails", chapter, "In a step of one rank an MPI call fails, or SIGSEGV or abort() ends it",
              "The job ends non-zero; of the error one line with rank and call; status `failed`; flushed windows kept"),
         Case("setup-fails", chapter, "An MPI call of set-up fails on one rank", "The job ends non-zero, the call named"),

@@ -1,5 +1,7 @@
 """Slow: many ranks on few cores, and tracked memory against what the processes really grow by."""
 
+import resource
+
 import numpy as np
 import pytest
 import runs
@@ -16,6 +18,21 @@ def test_64_ranks_finish_in_a_minute() -> None:
     assert trace.attributes["status"] == "complete"
     assert np.isfinite(trace.steps_agreed("loss")).all()
     assert "sleep" in trace.config["wait_policy"]
+
+
+def test_256_ranks_complete_a_step() -> None:
+    """Each needs some 5 MB and 530 file descriptors; starting MPI takes most of the time."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip(f"256 ranks need more than the {hard} file descriptors that the system allows (ulimit -Hn)")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    options = ["--trace", "steps", "-n", "1", "-w", "0", "-o", str(path := runs.new_file())]
+    finished = runs.execute(runs.mpi_command("zero3", 256, options), runs.scratch_folder(), timeout_s=900.0)
+    assert finished.code == 0, str(finished)
+    trace = runs.Trace(path)
+    assert trace.ranks == 256
+    assert trace.attributes["status"] == "complete"
+    assert np.isfinite(trace.steps_agreed("loss")).all()
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -26,16 +26,20 @@ pytestmark = [
 ]
 
 
-def simulate(scenario: str, ranks: int, options: str) -> runs.Trace:
+def smpirun(program: str, ranks: int, options: str, output: Path) -> runs.Finished:
     folder: Path = runs.scratch_folder()
     platform, hostfile = folder / "platform.xml", folder / "hosts"
     platform.write_text(PLATFORM)
     hostfile.write_text("".join(f"n-{i}\n" for i in range(HOSTS)))
-    output = runs.new_file()
-    finished = runs.execute(
+    return runs.execute(
         ["smpirun", "-quiet", "--log=root.thresh:warning", "-platform", str(platform), "-hostfile", str(hostfile),
-         *(f"--cfg={flag}" for flag in FLAGS), "-np", str(ranks), str(runs.SIM_BIN / scenario), *options.split(),
-         "-o", str(output)], folder)
+         *(f"--cfg={flag}" for flag in FLAGS), "-np", str(ranks), str(runs.SIM_BIN / program), *options.split(),
+         "--output", str(output)], folder)
+
+
+def simulate(program: str, ranks: int, options: str) -> runs.Trace:
+    output = runs.new_file()
+    finished = smpirun(program, ranks, options, output)
     assert finished.code == 0, str(finished)
     assert output.exists(), str(finished)  # smpirun answers 0 even after MPI_Abort
     trace = runs.Trace(output)
@@ -45,7 +49,7 @@ def simulate(scenario: str, ranks: int, options: str) -> runs.Trace:
     return trace
 
 
-REAL = "--compute real --payload real"
+REAL = "--compute real --progress poll"
 
 
 @pytest.mark.parametrize(("scenario", "ranks", "options"), [
@@ -58,7 +62,7 @@ REAL = "--compute real --payload real"
     ("mesh2d", 8, "--dp 4 --tp 2 --sequence-parallel --recompute full --vocab 101 --tied"),
 ])
 def test_real_payload_passes_the_check(scenario: str, ranks: int, options: str) -> None:
-    trace = simulate(scenario, ranks, f"{REAL} -n 2 -w 1 -c {options}")
+    trace = simulate(scenario, ranks, f"{REAL} --algorithm auto -n 2 -w 1 -c {options}")
     assert trace.attributes["check"] == "passed"
     assert np.isfinite(trace.steps_agreed("loss")).all()
 
@@ -90,11 +94,11 @@ def test_events_are_those_of_a_real_run(scenario: str, options: str) -> None:
     np.testing.assert_array_equal(simulated["tensors"]["sum_of_squares"], real["tensors"]["sum_of_squares"])
 
 
-TIMED = "--compute timed --flops 1e11 --payload phantom -n 3 -w 1"
+TIMED = "--compute timed --flops 1e8 --payload phantom --algorithm auto --progress poll -n 3 -w 1"
 
 
 @pytest.mark.parametrize(("scenario", "options"), [
-    ("zero3", f"{REAL} -n 3 -w 1"),
+    ("zero3", f"{REAL} --algorithm auto -n 3 -w 1"),
     ("zero3", TIMED),
     ("zero2", f"{TIMED} --param-gather overlap --grad-accum 2"),
     ("mesh2d", f"{TIMED} --tp 2 --sequence-parallel --recompute full"),
@@ -107,3 +111,46 @@ def test_simulated_times_are_deterministic(scenario: str, options: str) -> None:
     tracked = [t["memory"][[not c.startswith("process_") for c in t["memory"]["category"]]] for t in (first, second)]
     for name in tracked[0].dtype.names:
         np.testing.assert_array_equal(tracked[0][name], tracked[1][name], err_msg=f"memory.{name}")
+
+
+def test_polls_that_are_rarer_than_steps_are_refused() -> None:
+    # A block's forward of 1.7 ms has 7 polls; an all-gather on a ring of 16 has 15 steps.
+    options = "--compute timed --flops 2e9 --algorithm {} --progress poll -n 1 -w 0"
+    output = runs.new_file()
+    finished = smpirun("zero3", 16, options.format("ring"), output)
+    assert not output.exists()
+    assert "15 steps" in finished.stderr
+    assert "7 polls" in finished.stderr
+    assert "--progress stream" in finished.stderr
+    simulate("zero3", 16, options.format("doubling"))
+
+
+def test_compute_without_a_length_is_refused() -> None:
+    output = runs.new_file()
+    finished = smpirun("zero3", 2, "--algorithm ring --progress poll", output)
+    assert not output.exists()
+    assert "--flops" in finished.stderr
+
+
+def test_collectives_have_values_only_where_they_are_checked() -> None:
+    sizes = "-b 1K -e 1M -f 32 -n 2 --algorithm ring --progress poll -d all"
+    phantom, checked = (simulate("collectives", 8, f"{sizes} -c {c}") for c in (0, 1))
+    assert (phantom.attributes["payload"], checked.attributes["payload"]) == ("phantom", "real")
+    assert checked.attributes["check"] == "passed"
+    rows = [t["collectives"][(t["collectives"]["warmup"] == 0)] for t in (phantom, checked)]
+    np.testing.assert_allclose(*(r["end_s"] - r["start_s"] for r in rows), rtol=1e-9)
+
+
+def test_contention_and_jitter_slow_simulated_compute_down() -> None:
+    plain, contended, jittered = (
+        simulate("zero3", 8, f"{TIMED} {more}") for more in ("", "--contention 0.5", "--jitter rank=0.3"))
+
+    def compute(trace: runs.Trace) -> np.ndarray:
+        return np.array([trace.of_rank("steps", rank)["compute_s"][-1] for rank in range(8)])
+
+    assert (compute(contended) > compute(plain) * 1.0001).all()
+    assert (compute(contended) < compute(plain) * 1.5).all()
+    assert np.ptp(compute(plain)) < 1e-6 * compute(plain).max()
+    assert np.ptp(compute(jittered)) > 0.05 * compute(plain).max()
+    for name in ("compute_alone_s", "communication_alone_s"):
+        np.testing.assert_allclose(jittered["calibration"][name], plain["calibration"][name], rtol=1e-6, atol=1e-9)

@@ -147,7 +147,7 @@ TEST(CollectivesOptionList, RefusesInOneLineThatNamesTheOption) {
       {{"--collective", "broadcast"}, "--collective broadcast"},
       {{"--collective", "all_gather,"}, "--collective "},
       {{"--algorithm", "rings"}, "--algorithm rings"},
-      {{"--progress", "stream"}, "--progress stream"},
+      {{"--progress", "streams"}, "--progress streams"},
       {{"--itres", "3"}, "did you mean --iters"},
       {{"--output", ""}, "--output is empty"},
       {{"surplus"}, "surplus"},
@@ -159,6 +159,15 @@ TEST(CollectivesOptionList, RefusesInOneLineThatNamesTheOption) {
     EXPECT_NE(parsed.error.find(part), std::string::npos) << parsed.error;
     EXPECT_EQ(parsed.error.find('\n'), std::string::npos) << parsed.error;
   }
+}
+
+TEST(CollectivesOptionList, HasOtherDefaultsInASimulation) {
+  const CollectivesOptions simulated = *parse_collectives_options({}, Build::simulated).options;
+  EXPECT_EQ(simulated.checks, 0) << "buffers then need no memory";
+  EXPECT_EQ(simulated.algorithm, Algorithm::nccl);
+  EXPECT_EQ(simulated.progress, Progress::stream);
+  EXPECT_EQ(options({}).checks, 1);
+  EXPECT_EQ(options({}).algorithm, Algorithm::automatic);
 }
 
 TEST(CollectivesOptionList, SaysWhatIsEffective) {

@@ -593,8 +593,8 @@ TEST(Decoder, TimedMathAccountsForTheSameMemoryWithoutAllocating) {
   std::vector<double> passed;
   Memory paper;
   // The pieces of a layer add up to the whole of it, which passes at once where nothing interrupts it.
-  const auto seconds = [](int layer, Direction direction) {
-    return direction == Direction::forward ? 1.0 + layer : 100.0 + layer;
+  const auto seconds = [](int layer, Pass pass) {
+    return pass == Pass::forward ? 1.0 + layer : 100.0 + layer;
   };
   const auto planned =
       peaks(Backing::none, make_timed_math(dims, seconds, [&](double s) { passed.push_back(s); }), paper);
@@ -609,32 +609,36 @@ TEST(Decoder, TimedMathAccountsForTheSameMemoryWithoutAllocating) {
   EXPECT_EQ(planned.second + tables, real.tracker().peak(Category::workspace));
 }
 
-TEST(Decoder, TimedMathRunsForwardAgainUpToTheLastProduct) {
+TEST(Decoder, TimedMathRecomputesForAsLongAsItSays) {
   const ModelDims dims{2, 12, 3, 1, 7, 11, 5, Head::own};
   const std::vector<TensorInfo> tensors = declare_tensors(dims);
   WeightTable weights(tensors.size());
   for (const TensorInfo& t : tensors) weights.set(t.index, {nullptr, DType::bf16, t.rows, t.columns});
   const GradientTable gradients(tensors.size());
   double passed = 0.0;
+  std::vector<std::pair<int, Pass>> passes;
   Memory memory;
-  Decoder decoder(
-      {.dims = dims,
-       .micro_batch = micro_batch,
-       .seed = seed,
-       .backing = Backing::none,
-       .recompute = Recompute::full},
-      memory,
-      make_timed_math(
-          dims, [](int, Direction direction) { return direction == Direction::forward ? 1.0 : 2.0; },
-          [&](double seconds) { passed += seconds; }));
+  Decoder decoder({.dims = dims,
+                   .micro_batch = micro_batch,
+                   .seed = seed,
+                   .backing = Backing::none,
+                   .recompute = Recompute::full,
+                   .on_pass = [&](int layer, Pass pass) { passes.emplace_back(layer, pass); }},
+                  memory,
+                  make_timed_math(
+                      dims,
+                      [](int, Pass pass) {
+                        return pass == Pass::forward ? 1.0 : pass == Pass::recompute ? 0.75 : 2.0;
+                      },
+                      [&](double seconds) { passed += seconds; }));
   for (int layer = 0; layer < dims.layer_count(); ++layer) decoder.forward(layer, weights);
   EXPECT_NEAR(passed, 4.0, 1e-9);
   decoder.backward(dims.head_layer(), weights, gradients);
   passed = 0.0;
+  passes.clear();
   decoder.backward(2, weights, gradients);
-  // Of a block's forward, w2 takes 2 h ffn of 2 (2 h^2 + 2 h kv + 3 h ffn) + 4 h s FLOPs a token.
-  const double w2 = 2.0 * 12 * 7 / (2.0 * (2 * 144 + 2 * 12 * 4 + 3 * 84) + 4.0 * 12 * 5);
-  EXPECT_NEAR(passed, 2.0 + 1.0 - w2, 1e-9);
+  EXPECT_NEAR(passed, 2.0 + 0.75, 1e-9) << "backward, and all that is recomputed";
+  EXPECT_EQ(passes, (std::vector<std::pair<int, Pass>>{{2, Pass::backward}, {2, Pass::recompute}}));
 }
 
 }  // namespace

@@ -252,7 +252,8 @@ TEST(EveryOption, HasAKindThatTheseTestsKnow) {
   int options = 0;
   for_each_option([&](const TestedProgram&, const Option& option) {
     ++options;
-    const std::set<std::string> kinds = {"", "INT", "NUMBER", "SIZE", "CHOICE", "LIST", "FILE", "F[,B]"};
+    const std::set<std::string> kinds = {"",     "INT",  "NUMBER", "SIZE",  "CHOICE",
+                                         "LIST", "FILE", "F[,B]",  "SIGMAS"};
     EXPECT_TRUE(kinds.contains(option.kind))
         << option.kind << ": declare it with add_whole or add_real, or name its type";
     const bool has_range = option.kind == "INT" || option.kind == "NUMBER";
@@ -312,6 +313,8 @@ std::string some_value(const Option& option, std::mt19937& generator) {
   if (option.kind == "CHOICE" && option.choices.empty()) return option.name == "--model" ? "25m" : "mpi";
   if (option.kind == "CHOICE") return option.choices[generator() % option.choices.size()];
   if (option.kind == "LIST") return generator() % 2 == 0 ? "all_gather" : "all_reduce,reduce_scatter";
+  if (option.kind == "SIGMAS")
+    return std::array{"rank=0.05", "step=0.25", "rank=1e-2,step=3", "step=0.5,rank=0"}.at(generator() % 4);
   if (option.kind == "F[,B]") return std::to_string(generator() % 5) + (generator() % 2 == 0 ? "" : ",3");
   return "file.json";
 }
@@ -418,6 +421,11 @@ Arguments command_line_of(const Json& json, const std::vector<Option>& options) 
     } else if (value.is_array()) {
       std::string list;
       for (const std::string entry : value) list += (list.empty() ? "" : ",") + entry;
+      result.push_back(list);
+    } else if (value.is_object()) {
+      std::string list;
+      for (const auto& [part, number] : value.items())
+        list += (list.empty() ? "" : ",") + part + "=" + number.dump();
       result.push_back(list);
     } else {
       result.push_back(value.dump());

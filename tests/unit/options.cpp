@@ -18,6 +18,9 @@ const std::set<OptionFamily> zero3_families = {OptionFamily::gather_groups,
 
 Options ddp(const Arguments& arguments) { return parse_options("ddp", ddp_families, arguments); }
 Options zero3(const Arguments& arguments) { return parse_options("zero3", zero3_families, arguments); }
+Options simulated(const Arguments& arguments) {
+  return parse_options("zero3", zero3_families, arguments, Build::simulated);
+}
 
 Arguments words(const std::string& text) {
   Arguments result;
@@ -149,6 +152,90 @@ TEST(EachOption, ImitatedComputeTakesEffect) {
   EXPECT_EQ(zero3(words("--compute timed --calibration c.json")).calibration_file, "c.json");
 }
 
+TEST(EachOption, SlowDownsTakeEffect) {
+  const auto jitter = [](const std::string& text) {
+    const Jitter j = zero3(words("--compute timed --flops 1e12 --jitter " + text)).jitter;
+    return std::pair(j.rank, j.step);
+  };
+  EXPECT_EQ(jitter("rank=0.02"), std::pair(0.02, 0.0));
+  EXPECT_EQ(jitter("step=10"), std::pair(0.0, 10.0));
+  EXPECT_EQ(jitter("rank=0.02,step=1e-3"), std::pair(0.02, 1e-3));
+  EXPECT_EQ(jitter("step=0,rank=1"), std::pair(1.0, 0.0));
+  EXPECT_EQ(zero3(words("--compute timed --flops 1e12 --contention 0.25")).contention, 0.25);
+}
+
+TEST(Jitter, ThatIsNotSigmasByNameIsRefused) {
+  for (const char* bad : {"",         "0.1",
+                          "rank",     "rank=",
+                          "rank=x",   "rank=-1",
+                          "rank=11",  "rank=nan",
+                          "rank=inf", "rank=0.1,",
+                          ",",        "rank=0.1;step=0.1",
+                          "time=1",   "rank=1,rank=2",
+                          "=1",       "rank=0,1",
+                          "rank= 1",  "step=1e999",
+                          "rank==1",  "rank=.5",
+                          "RANK=1",   "rank=1,step=1,rank=1"})
+    EXPECT_TRUE(
+        names_all(refusal(Arguments{"--compute", "timed", "--flops", "1e9", "--jitter", bad}), {"--jitter"}))
+        << bad;
+  for (const char* bad : {"-0.1", "11", "nan", "inf", "x"})
+    EXPECT_TRUE(
+        names_all(refusal(std::string("--compute timed --flops 1e9 --contention ") + bad), {"--contention"}))
+        << bad;
+}
+
+TEST(Simulated, DefaultsAreOthers) {
+  const Options o = simulated({});
+  EXPECT_EQ(o.compute, Compute::timed);
+  EXPECT_EQ(o.payload, Payload::phantom);
+  EXPECT_EQ(o.progress, Progress::stream);
+  EXPECT_EQ(o.algorithm, Algorithm::nccl);
+  EXPECT_EQ(simulated(words("--payload real")).payload, Payload::real);
+  const Options real = simulated(words("--compute real -c --algorithm ring --progress poll"));
+  EXPECT_EQ(real.payload, Payload::real) << "what computes needs values";
+  EXPECT_EQ(real.algorithm, Algorithm::ring);
+  EXPECT_EQ(real.progress, Progress::poll);
+}
+
+TEST(Simulated, DefaultsAreShownByHelp) {
+  const auto help = [](Build build) {
+    const ParsedOptions parsed = try_parse_options("zero3", zero3_families, {"--help"}, build);
+    return parsed.help;
+  };
+  for (const char* shown : {"--compute CHOICE=timed", "--payload CHOICE=phantom", "--progress CHOICE=stream",
+                            "--algorithm CHOICE=nccl"}) {
+    EXPECT_NE(help(Build::simulated).find(shown), std::string::npos) << shown;
+    EXPECT_EQ(help(Build::real).find(shown), std::string::npos) << shown;
+  }
+}
+
+TEST(Simulated, RefusesWhatDoesNotGoTogether) {
+  const auto refused = [](const std::string& text) { return refusal(words(text), simulated); };
+  EXPECT_TRUE(names_all(refused("--check"), {"--check", "--compute real"}));
+  EXPECT_TRUE(names_all(refused("--compute real --payload phantom"), {"--payload phantom"}));
+  EXPECT_TRUE(names_all(refused("--compute real --flops 1e12"), {"--flops", "timed"}));
+  EXPECT_TRUE(names_all(refused("--flops 1e12 --calibration c.json"), {"--flops", "--calibration"}));
+  EXPECT_EQ(refused("--flops 1e12"), "");
+  EXPECT_EQ(refused("--jitter rank=0.1 --contention 0.1"), "");
+}
+
+TEST(Simulated, RealValuesHaveTheirLimits) {
+  const auto refused = [](const std::string& text, int ranks) -> std::string {
+    try {
+      check_simulated_size(simulated(words(text)), ranks);
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refused("", 4096), "");
+  EXPECT_EQ(refused("--payload real", 256), "");
+  EXPECT_TRUE(names_all(refused("--payload real", 257), {"--payload real", "256", "257", "phantom"}));
+  EXPECT_EQ(refused("--compute real", 64), "");
+  EXPECT_TRUE(names_all(refused("--compute real", 65), {"--compute real", "64", "65", "timed"}));
+}
+
 TEST(EachOption, PlanAndVersionTakeEffect) {
   const Options o = zero3(words("--plan --ranks 8 --rank 7"));
   EXPECT_TRUE(o.plan);
@@ -166,6 +253,7 @@ TEST(EachOption, ChoicesAreAllAccepted) {
                              "--progress none",
                              "--progress poll",
                              "--progress thread",
+                             "--algorithm nccl --progress stream",
                              "--trace none",
                              "--trace steps",
                              "--trace events",
@@ -294,6 +382,8 @@ TEST(Contradictions, AreRefusedNamingBothSides) {
   EXPECT_TRUE(names_all(refusal("--calibration c"), {"--calibration", "--compute timed"}));
   EXPECT_TRUE(names_all(refusal("--payload phantom"), {"--payload", "--compute timed"}));
   EXPECT_TRUE(names_all(refusal("--check --compute timed --flops 1e9"), {"--check", "timed"}));
+  EXPECT_TRUE(names_all(refusal("--jitter rank=0.1"), {"--jitter", "--compute timed"}));
+  EXPECT_TRUE(names_all(refusal("--contention 0.1"), {"--contention", "--compute timed"}));
   EXPECT_TRUE(names_all(refusal("--plan --rank 1"), {"--rank", "--ranks"}));
   EXPECT_TRUE(names_all(refusal("--plan --ranks 4 --rank 4"), {"--rank 4", "--ranks 4"}));
   EXPECT_TRUE(names_all(refusal("--rank 0"), {"--rank", "--plan"}));
@@ -346,9 +436,12 @@ TEST(GlobalBatch, ThatDoesNotFitIsRefused) {
 TEST(Json, HoldsTheEffectiveConfiguration) {
   const std::string json =
       options_json(zero3(words("--prefetch 2,1 --tied --global-batch 8 --reduce-dtype bf16")));
-  for (const char* part :
-       {R"("scenario":"zero3")", R"("prefetch":"2,1")", R"("wrap":"root")", R"("ranks-per-node":null)",
-        R"("global-batch":8)", R"("reduce-dtype":"bf16")", R"("flops":null)"})
+  EXPECT_NE(options_json(zero3(words("--compute timed --flops 1e9 --jitter step=0.5 --contention 0.25")))
+                .find(R"("jitter":{"rank":0.0,"step":0.5},"contention":0.25)"),
+            std::string::npos);
+  for (const char* part : {R"("scenario":"zero3")", R"("prefetch":"2,1")", R"("wrap":"root")",
+                           R"("ranks-per-node":null)", R"("global-batch":8)", R"("reduce-dtype":"bf16")",
+                           R"("flops":null)", R"("jitter":null)", R"("contention":0.0)"})
     EXPECT_NE(json.find(part), std::string::npos) << part << " in " << json;
 }
 
@@ -362,7 +455,8 @@ TEST(Json, CanBeWrittenForAnyFileName) {
 Arguments garbage(std::mt19937& generator) {
   Arguments pieces = words(
       "--model --layers --hidden --heads --kv-heads --ffn --vocab --seq --tied --untied --micro-batch "
-      "--grad-accum --global-batch -n --steps -w --warmup --window --compute --flops --calibration "
+      "--grad-accum --global-batch -n --steps -w --warmup --window --compute --flops --calibration --jitter "
+      "--contention rank=0.1,step=0.2 "
       "--param-dtype "
       "--reduce-dtype --fp32-grad-accum --clip --layout --wrap --reshard-after-forward --prefetch "
       "--communicators --rs-wait --bucket-mb --algorithm --progress --payload --backend --ranks "

@@ -26,6 +26,7 @@ class StillWorld final : public World {
   [[nodiscard]] Placement placement() const override { return {}; }
   [[nodiscard]] const std::vector<int>& nodes() const override { return nodes_; }
   [[nodiscard]] bool simulated() const override { return false; }
+  [[nodiscard]] const Hardware* hardware() const override { return nullptr; }
   [[nodiscard]] std::string library() const override { return ""; }
   [[nodiscard]] std::string wait_policy() const override { return ""; }
   std::unique_ptr<Vote> vote() override { return nullptr; }

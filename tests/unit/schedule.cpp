@@ -663,5 +663,23 @@ TEST(ManyCollectives, ReuseTagsAfterTheLastOne) {
   }
 }
 
+TEST(ConsecutiveSteps, AreThoseOfOneChainForAsManyAsRunAtOnce) {
+  const auto steps = [](Collective collective, Algorithm algorithm, std::int64_t mebibytes, int ranks) {
+    return make_schedule({.collective = collective,
+                          .algorithm = algorithm,
+                          .dtype = DType::fp32,
+                          .size = Elements((mebibytes << 18) * ranks),
+                          .ranks = ranks,
+                          .rank = ranks - 1})
+        .consecutive_steps();
+  };
+  EXPECT_EQ(steps(Collective::all_gather, Algorithm::ring, 1, 16), 15);
+  EXPECT_EQ(steps(Collective::all_reduce, Algorithm::ring, 1, 16), 30);
+  EXPECT_EQ(steps(Collective::reduce_scatter, Algorithm::doubling, 1, 24), 5);
+  // Five segments of 1 MiB: four at once, then the fifth.
+  EXPECT_EQ(steps(Collective::all_gather, Algorithm::ring, 4, 16), 15);
+  EXPECT_EQ(steps(Collective::all_gather, Algorithm::ring, 5, 16), 30);
+}
+
 }  // namespace
 }  // namespace shardbench::test

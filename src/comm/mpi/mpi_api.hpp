@@ -56,4 +56,10 @@ class CommHandle {
   MPI_Comm comm_ = MPI_COMM_NULL;
 };
 
+inline CommHandle duplicate(MPI_Comm comm) {
+  MPI_Comm copy = MPI_COMM_NULL;
+  SHARDBENCH_MPI(MPI_Comm_dup(comm, &copy));
+  return CommHandle(copy);
+}
+
 }  // namespace shardbench::mpi

@@ -9,6 +9,7 @@
 
 #include "src/comm/mpi/mpi_api.hpp"
 #include "src/comm/progress.hpp"
+#include "src/comm/scheduled_communicator.hpp"
 #include "src/comm/world.hpp"
 
 namespace shardbench::mpi {
@@ -32,15 +33,28 @@ class Platform {
   virtual void post_receive(std::span<std::byte> message, int peer, int tag, MPI_Comm comm,
                             MPI_Request* out) = 0;
 
+  /// Throws UsageError when this platform cannot do what `settings` ask for.
+  virtual void check_supported(const WorldSettings& settings) const = 0;
+
+  /// Messages for set-up and traces.
+  virtual std::unique_ptr<ControlChannel> control(Activity& activity) = 0;
+  /// A communicator that proceeds by itself (Progress::stream); only where check_supported allows it.
+  virtual std::unique_ptr<Communicator> streamed_communicator(std::span<const int> members,
+                                                              ScheduleChoice choice, Memory& memory) = 0;
+  /// Passes `seconds` of compute while streams proceed, (1 + contention) times as slowly where they do.
+  virtual void compute_beside_streams(double seconds, double contention) = 0;
+
   [[nodiscard]] virtual Placement placement() const = 0;
   /// Of each rank of the world: some number that the ranks of one node have in common.
   [[nodiscard]] virtual const std::vector<int>& nodes() const = 0;
   [[nodiscard]] virtual bool simulated() const = 0;
+  /// See World.
+  [[nodiscard]] virtual const Hardware* hardware() const = 0;
   [[nodiscard]] virtual std::string wait_policy() const = 0;
+  /// Of the machine, as JSON, where it is simulated; else empty.
+  [[nodiscard]] virtual std::string description() const = 0;
 };
 
-/// Throws UsageError when the platform cannot do what `settings` ask for.
-void check_supported(const WorldSettings& settings);
 /// Whether MPI_Init_thread's answer means nothing (SMPI always says single, and is).
 bool reports_no_thread_level();
 /// Which of the two files this is.
@@ -49,8 +63,8 @@ bool is_simulation();
 bool started_by_launcher();
 /// Sets what the MPI library reads before MPI_Init.
 void prepare_environment();
-/// Collective over `world`.
-std::unique_ptr<Platform> make_platform(MPI_Comm world);
+/// Collective over `world`. May give `memory` an arena that it shares with other ranks.
+std::unique_ptr<Platform> make_platform(MPI_Comm world, Memory& memory);
 /// The library's own non-blocking collectives; only where check_supported allows `native`.
 std::unique_ptr<Communicator> make_native_communicator(CommHandle comm, ProgressEngine& engine);
 

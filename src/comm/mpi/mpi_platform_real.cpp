@@ -13,6 +13,7 @@
 #include <functional>
 #include <string_view>
 
+#include "src/comm/mpi/mpi_control.hpp"
 #include "src/comm/mpi/mpi_platform.hpp"
 
 namespace shardbench::mpi {
@@ -94,7 +95,7 @@ Machine find_machine(MPI_Comm world, const std::string& host, const cpu_set_t& a
 
 class RealPlatform final : public Platform {
  public:
-  explicit RealPlatform(MPI_Comm world) {
+  explicit RealPlatform(MPI_Comm world) : world_(world) {
     // Default slack rounds every short sleep up by 50 us.
     prctl(PR_SET_TIMERSLACK, 1UL);
 
@@ -156,23 +157,46 @@ class RealPlatform final : public Platform {
     SHARDBENCH_MPI(MPI_Irecv_c(message.data(), std::ssize(message), MPI_BYTE, peer, tag, comm, out));
   }
 
+  void check_supported(const WorldSettings& settings) const override {
+    if (is_modelled(settings.algorithm))
+      throw UsageError(fmt::format(
+          "--algorithm {} is a model, which only a simulation has (shardbench simulate); use another",
+          name_of(settings.algorithm)));
+    if (settings.progress == Progress::stream)
+      throw UsageError(
+          "--progress stream exists only in simulation (shardbench simulate); use poll, thread or none");
+  }
+
+  std::unique_ptr<ControlChannel> control(Activity& activity) override {
+    return make_mpi_control(world_, *this, activity);
+  }
+  std::unique_ptr<Communicator> streamed_communicator(std::span<const int> /*members*/,
+                                                      ScheduleChoice /*choice*/,
+                                                      Memory& /*memory*/) override {
+    throw InternalError("a real machine has no streams");
+  }
+  void compute_beside_streams(double /*seconds*/, double /*contention*/) override {
+    throw InternalError("a real machine has no streams");
+  }
+
   [[nodiscard]] Placement placement() const override { return placement_; }
   [[nodiscard]] const std::vector<int>& nodes() const override { return nodes_; }
   [[nodiscard]] bool simulated() const override { return false; }
+  [[nodiscard]] const Hardware* hardware() const override { return nullptr; }
   [[nodiscard]] std::string wait_policy() const override {
     return fmt::format("yield {} times, then sleep {:.0f} us growing to {:.0f} us", policy_.yields,
                        1e6 * policy_.shortest_sleep_s, 1e6 * policy_.longest_sleep_s);
   }
+  [[nodiscard]] std::string description() const override { return {}; }
 
  private:
+  MPI_Comm world_;
   Placement placement_;
   std::vector<int> nodes_;
   WaitPolicy policy_{};
 };
 
 }  // namespace
-
-void check_supported(const WorldSettings& /*settings*/) {}
 
 bool reports_no_thread_level() { return false; }
 bool is_simulation() { return false; }
@@ -192,6 +216,8 @@ void prepare_environment() {
     setenv("UCX_TLS", "posix,self", 0);
 }
 
-std::unique_ptr<Platform> make_platform(MPI_Comm world) { return std::make_unique<RealPlatform>(world); }
+std::unique_ptr<Platform> make_platform(MPI_Comm world, Memory& /*memory*/) {
+  return std::make_unique<RealPlatform>(world);
+}
 
 }  // namespace shardbench::mpi

@@ -2,14 +2,15 @@
 #include <simgrid/actor.h>
 #include <simgrid/host.h>
 
-#include <array>
+#include <algorithm>
 #include <climits>
-#include <map>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "src/comm/mpi/mpi_platform.hpp"
+#include "src/comm/mpi/sim_fabric.hpp"
+#include "src/comm/mpi/sim_modelled.hpp"
+#include "src/comm/mpi/sim_stream.hpp"
 
 namespace shardbench::mpi {
 namespace {
@@ -24,31 +25,30 @@ int checked_count(std::size_t bytes) {
   return static_cast<int>(bytes);
 }
 
-/// Of each rank of the world: the first rank on a host of the same name.
-std::vector<int> gather_nodes(MPI_Comm world) {
-  constexpr std::size_t longest_name = 128;
-  int ranks = 0;
-  SHARDBENCH_MPI(MPI_Comm_size(world, &ranks));
-  std::array<char, longest_name> own{};
-  std::string_view(sg_host_self_get_name()).copy(own.data(), longest_name);
-  std::vector<char> all(static_cast<std::size_t>(ranks) * longest_name);
-  SHARDBENCH_MPI(
-      MPI_Allgather(own.data(), longest_name, MPI_CHAR, all.data(), longest_name, MPI_CHAR, world));
-  std::map<std::string_view, int> first;
-  std::vector<int> nodes;
-  nodes.reserve(static_cast<std::size_t>(ranks));
-  for (int rank = 0; rank < ranks; ++rank) {
-    const std::string_view name(all.data() + static_cast<std::size_t>(rank) * longest_name, longest_name);
-    nodes.push_back(first.try_emplace(name, rank).first->second);
-  }
-  return nodes;
-}
+/// Letters between ranks, outside the model: they take no simulated time.
+class SharedControl final : public ControlChannel {
+ public:
+  SharedControl(std::shared_ptr<Fabric> fabric, int rank) : fabric_(std::move(fabric)), rank_(rank) {}
+
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return fabric_->size(); }
+  void send(int to, std::span<const std::byte> message) override { fabric_->post(rank_, to, message); }
+  std::vector<std::byte> receive(int from) override { return fabric_->collect(rank_, from); }
+
+ private:
+  std::shared_ptr<Fabric> fabric_;
+  int rank_;
+};
 
 class SimulatedPlatform final : public Platform {
  public:
-  explicit SimulatedPlatform(MPI_Comm world) : nodes_(gather_nodes(world)) {}
+  SimulatedPlatform(MPI_Comm world, Memory& memory) : fabric_(Fabric::join(world)) {
+    SHARDBENCH_MPI(MPI_Comm_rank(world, &rank_));
+    memory.use(fabric_->arena());
+  }
 
-  [[nodiscard]] double now() const override { return MPI_Wtime(); }
+  // (MPI_Wtime would let simulated time pass.)
+  [[nodiscard]] double now() const override { return simgrid::s4u::Engine::get_clock(); }
   void sleep(double seconds) override { sg_actor_sleep_for(seconds); }
 
   void pause(int /*attempt*/, std::span<MPI_Request* const> outstanding) override {
@@ -82,6 +82,46 @@ class SimulatedPlatform final : public Platform {
     SHARDBENCH_MPI(MPI_Irecv(message.data(), checked_count(message.size()), MPI_BYTE, peer, tag, comm, out));
   }
 
+  void check_supported(const WorldSettings& settings) const override {
+    if (!fabric_->problem().empty()) throw UsageError(fabric_->problem());
+    const auto refuse = [](const std::string& what, const std::string& instead) {
+      throw UsageError(fmt::format("{}; use {}", what, instead));
+    };
+    if (settings.progress == Progress::thread)
+      refuse("--progress thread cannot run in the simulator, where one thread plays all ranks",
+             "stream or poll");
+    if (settings.algorithm == Algorithm::native)
+      refuse(
+          "--algorithm native is refused in the simulator: SMPI's non-blocking collectives are linear and "
+          "wrong in "
+          "place",
+          "nccl, coarse, direct, ring, doubling or hierarchical");
+    if (is_modelled(settings.algorithm) && settings.progress != Progress::stream)
+      refuse(
+          fmt::format("--algorithm {} proceeds on a stream, whatever ranks do", name_of(settings.algorithm)),
+          "--progress stream");
+    if (settings.algorithm == Algorithm::nccl && !fabric_->machine())
+      refuse("--algorithm nccl needs a platform that describes NCCL on it",
+             "shardbench simulate, or --algorithm coarse");
+  }
+
+  std::unique_ptr<ControlChannel> control(Activity& /*activity*/) override {
+    return std::make_unique<SharedControl>(fabric_, rank_);
+  }
+  std::unique_ptr<Communicator> streamed_communicator(std::span<const int> members, ScheduleChoice choice,
+                                                      Memory& memory) override {
+    const int sequence = groups_made_++;
+    if (!is_modelled(choice.algorithm))
+      return make_streamed_communicator(fabric_, rank_, sequence, members, choice, memory);
+    const auto own = std::find(members.begin(), members.end(), rank_) - members.begin();
+    return make_modelled_communicator(fabric_->modelled_group(sequence, members, choice.algorithm),
+                                      static_cast<int>(own), static_cast<int>(members.size()),
+                                      choice.algorithm);
+  }
+  void compute_beside_streams(double seconds, double contention) override {
+    fabric_->compute(rank_, seconds, contention);
+  }
+
   [[nodiscard]] Placement placement() const override {
     return {.host = sg_host_self_get_name(),
             .local_rank = 0,
@@ -91,33 +131,35 @@ class SimulatedPlatform final : public Platform {
             .machine_cpus = 1,
             .affinity = ""};
   }
-  [[nodiscard]] const std::vector<int>& nodes() const override { return nodes_; }
+  [[nodiscard]] const std::vector<int>& nodes() const override { return fabric_->nodes(); }
   [[nodiscard]] bool simulated() const override { return true; }
+  [[nodiscard]] const Hardware* hardware() const override {
+    return fabric_->machine() ? &fabric_->machine()->gpu : nullptr;
+  }
   [[nodiscard]] std::string wait_policy() const override {
     return "simulated: block until a message completes";
   }
 
+  [[nodiscard]] std::string description() const override {
+    return fabric_->machine() ? fabric_->machine()->json : std::string();
+  }
+
  private:
-  std::vector<int> nodes_;
+  std::shared_ptr<Fabric> fabric_;
+  int rank_ = 0;
+  int groups_made_ = 0;
 };
 
 }  // namespace
-
-void check_supported(const WorldSettings& settings) {
-  if (settings.progress == Progress::thread)
-    throw UsageError("--progress thread cannot run in the simulator (one thread plays all ranks); use poll");
-  if (settings.algorithm == Algorithm::native)
-    throw UsageError(
-        "--algorithm native is refused in the simulator: SMPI's non-blocking collectives are linear and "
-        "wrong in place; use direct, ring, doubling or hierarchical");
-}
 
 bool reports_no_thread_level() { return true; }
 bool is_simulation() { return true; }
 bool started_by_launcher() { return true; }
 void prepare_environment() {}
 
-std::unique_ptr<Platform> make_platform(MPI_Comm world) { return std::make_unique<SimulatedPlatform>(world); }
+std::unique_ptr<Platform> make_platform(MPI_Comm world, Memory& memory) {
+  return std::make_unique<SimulatedPlatform>(world, memory);
+}
 
 std::unique_ptr<Communicator> make_native_communicator(CommHandle /*comm*/, ProgressEngine& /*engine*/) {
   throw InternalError("native collectives are refused in the simulator");

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "src/comm/imitated_compute.hpp"
 #include "src/comm/mpi/mpi_platform.hpp"
 #include "src/comm/nodes.hpp"
 #include "src/comm/scheduled_communicator.hpp"
@@ -14,6 +15,7 @@ namespace shardbench {
 namespace {
 
 using mpi::CommHandle;
+using mpi::duplicate;
 using mpi::Platform;
 
 // A progress thread asleep this long between rounds costs a few per cent of a core and hides 96-100 % of a
@@ -22,11 +24,6 @@ constexpr double progress_thread_sleep = 50e-6;
 
 // Launchers forward what a rank prints, but may drop what they have not read when the job is aborted.
 constexpr double last_words_s = 0.1;
-
-// Imitated compute is cut into slices, between which pending collectives advance.
-constexpr double compute_slice = 0.25e-3;
-// What is left of it below this is rounding of the clock, not time.
-constexpr double clock_resolution = 1e-9;
 
 /// MPI_Init and MPI_Finalize. During an exception MPI is left to the abort that follows.
 class MpiSession {
@@ -52,12 +49,6 @@ class MpiSession {
  private:
   int exceptions_;
 };
-
-CommHandle duplicate(MPI_Comm comm) {
-  MPI_Comm copy = MPI_COMM_NULL;
-  SHARDBENCH_MPI(MPI_Comm_dup(comm, &copy));
-  return CommHandle(copy);
-}
 
 /// All requests in flight of this rank, for a pause that may block on any of them.
 class OutstandingRequests {
@@ -147,64 +138,6 @@ class MpiTransport final : public Transport {
   int size_;
 };
 
-class MpiControlChannel final : public ControlChannel {
- public:
-  MpiControlChannel(CommHandle comm, Platform& platform, Activity& activity)
-      : comm_(std::move(comm)),
-        platform_(platform),
-        activity_(activity),
-        rank_(comm_.rank()),
-        size_(comm_.size()) {}
-
-  [[nodiscard]] int rank() const override { return rank_; }
-  [[nodiscard]] int size() const override { return size_; }
-
-  void send(int to, std::span<const std::byte> message) override {
-    // The length goes first: a receiver cannot probe politely everywhere (a simulator has no MPI_Mprobe).
-    std::int64_t length = std::ssize(message);
-    transfer([&](MPI_Request* r) {
-      platform_.post_send(std::as_bytes(std::span(&length, 1)), to, length_tag, comm_.get(), r);
-    });
-    if (length > 0)
-      transfer([&](MPI_Request* r) { platform_.post_send(message, to, payload_tag, comm_.get(), r); });
-  }
-
-  std::vector<std::byte> receive(int from) override {
-    std::int64_t length = 0;
-    transfer([&](MPI_Request* r) {
-      platform_.post_receive(std::as_writable_bytes(std::span(&length, 1)), from, length_tag, comm_.get(), r);
-    });
-    std::vector<std::byte> message(static_cast<std::size_t>(length));
-    if (length > 0)
-      transfer([&](MPI_Request* r) { platform_.post_receive(message, from, payload_tag, comm_.get(), r); });
-    return message;
-  }
-
- private:
-  static constexpr int length_tag = 1;
-  static constexpr int payload_tag = 2;
-
-  template <class Post>
-  void transfer(Post post) {
-    MPI_Request request = MPI_REQUEST_NULL;
-    post(&request);
-    MPI_Request* const outstanding = &request;
-    for (int attempt = 0;; ++attempt) {
-      int done = 0;
-      SHARDBENCH_MPI(MPI_Test(&request, &done, MPI_STATUS_IGNORE));
-      if (done != 0 || request == MPI_REQUEST_NULL) break;  // (SMPI may finish it and still answer "not yet")
-      platform_.pause(attempt, std::span(&outstanding, 1));
-    }
-    activity_.progressed();
-  }
-
-  CommHandle comm_;
-  Platform& platform_;
-  Activity& activity_;
-  int rank_;
-  int size_;
-};
-
 class MpiWorld final : public World {
  public:
   MpiWorld(const WorldSettings& settings, Memory& memory, Activity& activity)
@@ -212,7 +145,7 @@ class MpiWorld final : public World {
         memory_(memory),
         activity_(activity),
         session_(settings),
-        platform_(mpi::make_platform(MPI_COMM_WORLD)),
+        platform_(mpi::make_platform(MPI_COMM_WORLD, memory)),
         engine_({.now = [this] { return now(); },
                  .pause =
                      [this](int attempt) {
@@ -221,10 +154,11 @@ class MpiWorld final : public World {
                            platform_->simulated() ? outstanding_.list() : std::vector<MPI_Request*>{};
                        platform_->pause(attempt, outstanding);
                      }}),
-        control_(duplicate(MPI_COMM_WORLD), *platform_, activity),
-        nodes_(settings.ranks_per_node ? equal_nodes(control_.size(), *settings.ranks_per_node)
+        control_(platform_->control(activity)),
+        nodes_(settings.ranks_per_node ? equal_nodes(control_->size(), *settings.ranks_per_node)
                                        : platform_->nodes()),
-        start_(platform_->now()) {
+        // Simulated ranks and streams have one clock, which begins with the simulation.
+        start_(platform_->simulated() ? 0.0 : platform_->now()) {
     if (settings.progress == Progress::thread && !platform_->simulated())
       progress_thread_ = std::jthread([this](const std::stop_token& stop) {
         try {
@@ -241,18 +175,22 @@ class MpiWorld final : public World {
   MpiWorld& operator=(const MpiWorld&) = delete;
   ~MpiWorld() override = default;
 
-  void leave() override { barrier(control_); }
+  void leave() override { barrier(*control_); }
 
-  [[nodiscard]] int rank() const override { return control_.rank(); }
-  [[nodiscard]] int size() const override { return control_.size(); }
+  [[nodiscard]] int rank() const override { return control_->rank(); }
+  [[nodiscard]] int size() const override { return control_->size(); }
   [[nodiscard]] double now() const override { return platform_->now() - start_; }
 
   void imitate_compute(double seconds) override {
-    const double end = now() + seconds;
-    for (double left = seconds; left > clock_resolution; left = end - now()) {
-      platform_->sleep(std::min(left, compute_slice));
-      poll();
+    if (settings_.progress == Progress::stream) {
+      platform_->compute_beside_streams(seconds, settings_.contention);
+      return;
     }
+    shardbench::imitate_compute(seconds, settings_.contention,
+                                {.now = [this] { return now(); },
+                                 .sleep = [this](double length) { platform_->sleep(length); },
+                                 .poll = [this] { poll(); },
+                                 .collective_under_way = [this] { return engine_.collective_under_way(); }});
   }
 
   void poll() override {
@@ -260,11 +198,16 @@ class MpiWorld final : public World {
     if (settings_.progress == Progress::poll) engine_.advance();
   }
 
-  void check_settings() const override { mpi::check_supported(settings_); }
+  void check_settings() const override { platform_->check_supported(settings_); }
 
-  ControlChannel& control() override { return control_; }
+  ControlChannel& control() override { return *control_; }
 
   std::unique_ptr<Communicator> communicator(std::span<const int> members) override {
+    if (settings_.progress == Progress::stream) {
+      const std::optional<int> node_size = node_size_of(nodes_of(members, nodes_));
+      return platform_->streamed_communicator(
+          members, {.algorithm = settings_.algorithm, .node_size = node_size.value_or(1)}, memory_);
+    }
     const auto key = std::find(members.begin(), members.end(), rank()) - members.begin();
     MPI_Comm raw = MPI_COMM_NULL;
     SHARDBENCH_MPI(MPI_Comm_split(MPI_COMM_WORLD, members.front(), static_cast<int>(key), &raw));
@@ -290,9 +233,11 @@ class MpiWorld final : public World {
   [[nodiscard]] Placement placement() const override { return platform_->placement(); }
   [[nodiscard]] const std::vector<int>& nodes() const override { return nodes_; }
   [[nodiscard]] bool simulated() const override { return platform_->simulated(); }
+  [[nodiscard]] const Hardware* hardware() const override { return platform_->hardware(); }
   [[nodiscard]] std::string wait_policy() const override { return platform_->wait_policy(); }
 
   [[nodiscard]] std::string library() const override { return mpi_library_version(); }
+  [[nodiscard]] std::string machine_description() const override { return platform_->description(); }
 
   void abort(int exit_code) override {
     if (!platform_->simulated()) platform_->sleep(last_words_s);
@@ -310,7 +255,7 @@ class MpiWorld final : public World {
   std::unique_ptr<Platform> platform_;
   OutstandingRequests outstanding_;
   ProgressEngine engine_;
-  MpiControlChannel control_;
+  std::unique_ptr<ControlChannel> control_;
   std::vector<int> nodes_;  ///< of every rank of the world
   double start_;
   std::jthread progress_thread_;  // last: it must stop before anything it uses goes

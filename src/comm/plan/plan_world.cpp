@@ -50,6 +50,10 @@ class PlanCommunicator final : public Communicator {
     if (request.algorithm == Algorithm::native)
       return std::make_unique<PlannedCollective>(std::move(buffer), ScheduleScratch{}, Algorithm::native,
                                                  std::nullopt);
+    if (is_modelled(request.algorithm))
+      return std::make_unique<PlannedCollective>(
+          std::move(buffer), ScheduleScratch{}, request.algorithm,
+          bytes_of(request.dtype, ring_share(collective, request.size, size_)));
     const Schedule schedule = make_schedule(request);
     return std::make_unique<PlannedCollective>(
         std::move(buffer), allocate_scratch(schedule, request.dtype, memory_, Backing::none),
@@ -105,6 +109,7 @@ class PlanWorld final : public World {
   [[nodiscard]] Placement placement() const override { return {}; }
   [[nodiscard]] const std::vector<int>& nodes() const override { return nodes_; }
   [[nodiscard]] bool simulated() const override { return false; }
+  [[nodiscard]] const Hardware* hardware() const override { return nullptr; }
   [[nodiscard]] std::string library() const override { return "none (plan)"; }
   [[nodiscard]] std::string wait_policy() const override { return "none (plan)"; }
   std::unique_ptr<Vote> vote() override { throw InternalError("a planned rank has nobody to vote with"); }
