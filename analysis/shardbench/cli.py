@@ -1,4 +1,7 @@
-"""The command `shardbench`."""
+"""The command `shardbench`.
+
+What only some commands need is imported where they run: plots and tables take longer to load than a small simulation runs.
+"""
 
 import argparse
 import os
@@ -6,17 +9,17 @@ import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from shardbench import __version__
 from shardbench.errors import RunError, UsageError
 from shardbench.platforms import PlatformError, load_platform, shipped_names
 from shardbench.read import SCHEMA_VERSION
-from shardbench.report import html_report, text_report
 from shardbench.simulate import BIN_VARIABLE, SimulationError, plan_simulation, simulate
-from shardbench.summary import Directory, read_directory
 from shardbench.sweep import command as sweep
-from shardbench.validate import file_violations
+
+if TYPE_CHECKING:
+    from shardbench.summary import Directory
 
 DONE, FAILED, USAGE = 0, 1, 2
 
@@ -138,6 +141,8 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _validate(options: argparse.Namespace) -> int:
+    from shardbench.validate import file_violations
+
     for path in options.files:
         if not path.is_file():
             kind = "is a folder" if path.is_dir() else "does not exist"
@@ -152,6 +157,8 @@ def _validate(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from shardbench.report import html_report, text_report
+
     found = _read(options.directory)
     print(text_report(found), end="\n\n")
     if not found.launches:
@@ -168,7 +175,9 @@ def _report(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _read(directory: Path) -> Directory:
+def _read(directory: Path) -> "Directory":
+    from shardbench.summary import read_directory
+
     if not directory.is_dir():
         kind = "is not a folder" if directory.exists() else "does not exist"
         raise UsageError(f"{directory} {kind}; pass the folder that holds the .h5 files")

@@ -12,14 +12,16 @@ from enum import Enum
 from math import nan
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 from zlib import crc32
 
 import h5py
 import numpy as np
-import pandas as pd
 
 from shardbench.isolate import IsolatedFailure, Limits, run_isolated
+
+if TYPE_CHECKING:
+    import pandas as pd  # and where tables are made: reading a header shall not wait for it
 
 SCHEMA = "shardbench"
 SCHEMA_VERSION = 1
@@ -141,16 +143,16 @@ class Trace:
     path: Path
     attributes: Attributes
     config: Config
-    ranks: pd.DataFrame
-    clock: pd.DataFrame
-    steps: pd.DataFrame
-    events: pd.DataFrame
-    memory: pd.DataFrame
-    memory_peak: pd.DataFrame
-    ledger: pd.DataFrame
-    tensors: pd.DataFrame
-    calibration: pd.DataFrame
-    collectives: pd.DataFrame
+    ranks: "pd.DataFrame"
+    clock: "pd.DataFrame"
+    steps: "pd.DataFrame"
+    events: "pd.DataFrame"
+    memory: "pd.DataFrame"
+    memory_peak: "pd.DataFrame"
+    ledger: "pd.DataFrame"
+    tensors: "pd.DataFrame"
+    calibration: "pd.DataFrame"
+    collectives: "pd.DataFrame"
 
     @property
     def incomplete(self) -> str | None:
@@ -380,6 +382,8 @@ def _printable(text: str) -> str:
 
 
 def _trace(path: Path, facts: Mapping[str, Any], tables: dict[str, np.ndarray[Any, Any]]) -> Trace:
+    import pandas as pd
+
     try:
         config = json.loads(facts["config"])
         frames = {
@@ -488,7 +492,9 @@ def _holds(dtype: np.dtype[Any], kind: Kind) -> bool:
     }[kind]
 
 
-def _table(rows: np.ndarray[Any, Any], columns: Mapping[str, Kind]) -> pd.DataFrame:
+def _table(rows: np.ndarray[Any, Any], columns: Mapping[str, Kind]) -> "pd.DataFrame":
+    import pandas as pd
+
     return pd.DataFrame({column: _values(rows[column], kind) for column, kind in columns.items()})
 
 
