@@ -1,8 +1,6 @@
 """The sweep itself: what is done, what is to do, and doing it."""
 
-import ctypes
 import hashlib
-import os
 import shlex
 import signal
 import subprocess
@@ -16,6 +14,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from shardbench.errors import RunError, UsageError
+from shardbench.processes import ends_with_this_process
 from shardbench.read import Header, TraceError, read_header
 from shardbench.sweep import launchers
 from shardbench.sweep.claims import FOLDER, Claim, claim, is_claimed
@@ -29,10 +28,6 @@ DONE, FAILED = 0, 1
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """SIGUSR1: what Slurm sends before a time limit."""
-
-PR_SET_PDEATHSIG = 1
-"""man 2 prctl, <sys/prctl.h>"""
-
 
 @dataclass(frozen=True)
 class Sweep:
@@ -273,7 +268,7 @@ def _launch(sweep: Sweep, run: Run, mine: Claim, stop: StopRequest, display: Dis
                 stderr=subprocess.STDOUT,
                 # So that Ctrl-C reaches it once, through this process.
                 start_new_session=True,
-                preexec_fn=_ends_with(os.getpid(), stop_signal),
+                preexec_fn=ends_with_this_process(stop_signal),
             )
         except OSError as error:
             raise RunError(
@@ -286,18 +281,6 @@ def _launch(sweep: Sweep, run: Run, mine: Claim, stop: StopRequest, display: Dis
             return launcher.wait(display.period_s), time.monotonic() - begin
         except subprocess.TimeoutExpired:
             display.tick()
-
-
-def _ends_with(parent: int, number: signal.Signals) -> Callable[[], None]:
-    """For the launcher: be told to stop when the sweep is killed, so that no run goes on without one."""
-    prctl = ctypes.CDLL(None).prctl
-
-    def arrange() -> None:
-        prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), number)
-
-    return arrange
 
 
 def _failure(sweep: Sweep, run: Run, code: int) -> str:
