@@ -169,12 +169,15 @@ def test_a_run_that_cannot_write_fails(tmp_path: Path) -> None:
     assert finished.stderr.splitlines()[-1].startswith("shardbench simulate: the run ")
 
 
+FLUSHED_BYTES = 100_000  # more than a file has before its first steps
+
+
 def start_endless(folder: Path) -> subprocess.Popen[str]:
     """A simulation that has flushed steps and goes on."""
     arguments = ["zero3", "--ranks", "4", "--platform", "flat", "--", *ENDLESS, "-o", "a.h5"]
     job = runs.start(command(*arguments), folder, **environment())
     deadline = time.monotonic() + REFUSED_S
-    while not (folder / "a.h5").exists():
+    while not (folder / "a.h5").exists() or (folder / "a.h5").stat().st_size < FLUSHED_BYTES:
         assert job.poll() is None and time.monotonic() < deadline, job.communicate()
         time.sleep(0.05)
     return job
