@@ -169,7 +169,7 @@ def test_a_run_that_cannot_write_fails(tmp_path: Path) -> None:
     assert finished.stderr.splitlines()[-1].startswith("shardbench simulate: the run ")
 
 
-FLUSHED_BYTES = 100_000  # more than a file has before its first steps
+FLUSHED_BYTES = 1_000_000  # more than a file has before its first steps
 
 
 def start_endless(folder: Path) -> subprocess.Popen[str]:
