@@ -36,28 +36,32 @@ def _three(values: Any) -> bool:
 
 _TEXT = _Kind("text", lambda value: isinstance(value, str) and bool(value))
 _TOPOLOGY = _Kind('"fat-tree" or "flat"', lambda value: value in ("fat-tree", "flat"))
-_COUNT = _Kind("an integer from 1", lambda value: type(value) is int and value >= 1)
+# Beyond these the simulator's clock would count nothing or infinity, and integers would be cut.
+_COUNT = _Kind("an integer from 1 to 1000000", lambda value: type(value) is int and 1 <= value <= 1_000_000)
+# GPUs of a node are linked pairwise.
+_GPUS = _Kind("an integer from 1 to 1024", lambda value: type(value) is int and 1 <= value <= 1024)
 _POSITIVE = _Kind("a number above 0", lambda value: _is_number(value) and value > 0)
-_DURATION = _Kind("a number from 0", lambda value: _is_number(value) and value >= 0)
+_RATE = _Kind("a number from 1 to 1e21", lambda value: _is_number(value) and 1 <= value <= 1e21)
+_DURATION = _Kind("a number from 0 to 1000", lambda value: _is_number(value) and 0 <= value <= 1000)
 _SHARE = _Kind("a number above 0, at most 1", lambda value: _is_number(value) and 0 < value <= 1)
 _PROTOCOLS = _Kind("three numbers from 0, for LL, LL128 and Simple", _three)
 _BY_NODES = _Kind("three numbers from 0, for 1, 2 and more nodes", _three)
 
 KEYS: Mapping[str, _Kind] = {
     "description": _TEXT,
-    "node.gpus": _COUNT,
-    "node.gpu_link_bandwidth": _POSITIVE,
+    "node.gpus": _GPUS,
+    "node.gpu_link_bandwidth": _RATE,
     "node.gpu_link_latency_s": _DURATION,
-    "node.nic_bandwidth": _POSITIVE,
+    "node.nic_bandwidth": _RATE,
     "node.nic_latency_s": _DURATION,
     "network.topology": _TOPOLOGY,
     "network.leaf_nodes": _COUNT,
     "network.oversubscription": _COUNT,
     "network.link_latency_s": _DURATION,
     "gpu.name": _TEXT,
-    "gpu.peak_flops": _POSITIVE,
+    "gpu.peak_flops": _RATE,
     "gpu.efficiency": _SHARE,
-    "gpu.memory_bandwidth": _POSITIVE,
+    "gpu.memory_bandwidth": _RATE,
     "gpu.launch_s": _DURATION,
     "nccl.version": _TEXT,
     "nccl.channels": _COUNT,
@@ -71,7 +75,7 @@ KEYS: Mapping[str, _Kind] = {
     "nccl.ll_max_bandwidth": _BY_NODES,
     "nccl.ll_multi_node_hop_factor": _POSITIVE,
     "nccl.ll128_fraction": _SHARE,
-    "nccl.ll128_channel_bandwidth": _POSITIVE,
+    "nccl.ll128_channel_bandwidth": _RATE,
     "nccl.tree_fraction": _SHARE,
     "nccl.pat_log_divisor": _POSITIVE,
     "nccl.pat_rank_us": _DURATION,

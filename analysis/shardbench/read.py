@@ -260,6 +260,8 @@ def _limits(size: int) -> Limits:
 
 def _unreadable(error: Exception) -> str:
     reason = " ".join(str(error).split()) or type(error).__name__
+    if "unable to lock file" in reason:
+        return "is being written by another process, which has locked it; wait for that to end"
     return f"cannot be read, truncated or damaged? ({reason}); copy it again or repeat the run"
 
 

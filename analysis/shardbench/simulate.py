@@ -16,10 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 
 from shardbench.platforms import Platform
+from shardbench.processes import ends_with_this_process
 from shardbench.read import TraceError, read_status
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -51,7 +53,7 @@ FLAGS = (
 """SimGrid's options; docs/simulation.md says what they change."""
 
 
-# SMPI's line for each rank whose main function did not return 0; smpirun itself answers 0 then.
+# SMPI's line for each rank whose main function did not return 0.
 _RETURNED = re.compile(rb"SMPI process did not return 0\. Return value : (\d+)")
 
 
@@ -61,7 +63,7 @@ class SimulationError(Exception):
 
 @dataclass(frozen=True)
 class Simulation:
-    """What is to be simulated. `output` is where the trace goes, and is not among `options`."""
+    """What is to be simulated. `output` is where `options` send the trace."""
 
     scenario: str
     ranks: int
@@ -83,12 +85,16 @@ def plan_simulation(
         raise SimulationError(f"--ranks {ranks} is no number of ranks; pass 1 or more")
     folder = sim_bin or Path(os.environ.get(BIN_VARIABLE) or CHECKOUT / "build/sim/bin")
     _check_built(folder, scenario)
-    output, rest = _split_output(options)
-    for option in rest:
+    for option in options:
         _check_option(scenario, option)
-    if not any(re.match(r"--ranks(=|$)", option) for option in rest):
-        rest += ["--ranks", str(ranks)]
-    return Simulation(scenario, ranks, platform, rest, output or _default_output(scenario, ranks), folder)
+    complete = list(options)
+    if not any(re.match(r"--ranks(=|$)", option) for option in options):
+        complete += ["--ranks", str(ranks)]
+    output = _output_among(options)
+    if output is None:
+        output = _default_output(scenario, ranks)
+        complete += ["--output", str(output)]
+    return Simulation(scenario, ranks, platform, complete, output, folder)
 
 
 def simulate(simulation: Simulation) -> int:
@@ -117,24 +123,14 @@ def _check_built(folder: Path, scenario: str) -> None:
         )
 
 
-def _split_output(options: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """The value of -o or --output, and the other options."""
-    output = None
-    rest: list[str] = []
-    words = iter(options)
-    for word in words:
+def _output_among(options: Sequence[str]) -> Path | None:
+    """The file that -o or --output names. Whether that is said well is for the scenario to judge."""
+    for word, following in pairwise([*options, ""]):
         if word in ("-o", "--output"):
-            value = next(words, None)
-            if value is None:
-                raise SimulationError(f"{word} says no file; pass a path after it")
-            output = Path(value)
-        elif match := re.match(r"(?:--output=|-o=?)(.+)", word):
-            output = Path(match[1])
-        else:
-            rest.append(word)
-    if output is not None:
-        _check_word(str(output))
-    return output, rest
+            return Path(following) if following else None
+        if match := re.match(r"(?:--output=|-o)(.+)", word):
+            return Path(match[1])
+    return None
 
 
 def _check_option(scenario: str, option: str) -> None:
@@ -171,7 +167,6 @@ def _command(simulation: Simulation, folder: Path) -> list[str]:
         *("-np", str(simulation.ranks)),
         str((simulation.bin / simulation.scenario).resolve()),
         *simulation.options,
-        *("--output", str(simulation.output)),
     ]
 
 
@@ -206,6 +201,7 @@ def _run(simulation: Simulation, folder: Path) -> tuple[set[int], signal.Signals
         stderr=subprocess.PIPE,
         # A group of its own, so that a signal reaches the simulator once and all of it.
         start_new_session=True,
+        preexec_fn=ends_with_this_process(signal.SIGTERM),
     )
     codes = set()
     with _forwarded_signals(process) as received:
@@ -230,7 +226,8 @@ def _forwarded_signals(process: subprocess.Popen[bytes]) -> Iterator[list[signal
         process.terminate()  # smpirun passes it on
 
     previous = {
-        number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        number: signal.signal(number, stop)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     }
     try:
         yield received
@@ -256,18 +253,20 @@ def _verdict(
     """The exit code, and what is wrong unless that is 0. `codes`: what ranks returned other than 0."""
     if signalled is not None:
         return FAILED, f"stopped by {signalled.name}; {output} is incomplete or missing"
-    code = max(codes & {USAGE, CHECK_FAILED}, default=FAILED)
+    if USAGE in codes:
+        return USAGE, "the scenario refused its options, see above"
+    code = CHECK_FAILED if CHECK_FAILED in codes else FAILED
     if _identity(output) == before:
-        reason = (
-            "the scenario refused its options" if code == USAGE else "the run ended before it wrote a file"
-        )
-        return code, f"{reason}, see above"
+        return code, "the run ended before it wrote a file, see above"
     try:
         status = read_status(output)
     except TraceError as error:
-        return FAILED, str(error)
+        # What ranks have said tells more, and the file may be that of another run, in which theirs was refused.
+        return code, "the run failed, see above" if codes else str(error)
     if status != "complete":
         return code, f"the run did not come to its end: {output} has status '{status}'; see above"
     if code == CHECK_FAILED:
         return code, f"the run's own checks failed, see above; its file is {output}"
+    if codes:
+        return code, f"the run failed, see above; {output} is complete, but another run's"
     return DONE, ""

@@ -26,23 +26,27 @@ def plan(sim_bin: Path, *options: str, scenario: str = "zero3", ranks: int = 8) 
     return plan_simulation(scenario, ranks, load_platform("flat"), options, sim_bin)
 
 
-@pytest.mark.parametrize(
-    "words", [["-o", "x.h5"], ["-ox.h5"], ["-o=x.h5"], ["--output", "x.h5"], ["--output=x.h5"]]
-)
+@pytest.mark.parametrize("words", [["-o", "x.h5"], ["-ox.h5"], ["--output", "x.h5"], ["--output=x.h5"]])
 def test_the_output_is_found_among_the_options(sim_bin: Path, words: list[str]) -> None:
     planned = plan(sim_bin, "-n", "3", *words, "--overwrite")
     assert planned.output == Path("x.h5")
-    assert list(planned.options) == ["-n", "3", "--overwrite", "--ranks", "8"]
+    assert list(planned.options) == ["-n", "3", *words, "--overwrite", "--ranks", "8"]
+
+
+@pytest.mark.parametrize("words", [["-o", "x.h5", "--output=y.h5"], ["-o=x.h5"], ["-output", "x.h5"]])
+def test_the_scenario_itself_judges_how_its_output_is_named(sim_bin: Path, words: list[str]) -> None:
+    assert list(plan(sim_bin, *words).options) == [*words, "--ranks", "8"]
 
 
 def test_without_an_output_the_name_says_what_it_is(sim_bin: Path) -> None:
-    name = plan(sim_bin).output.name
-    assert name.startswith("zero3_n8_") and name.endswith("_sim.h5")
+    planned = plan(sim_bin)
+    assert planned.output.name.startswith("zero3_n8_") and planned.output.name.endswith("_sim.h5")
+    assert list(planned.options) == ["--ranks", "8", "--output", str(planned.output)]
 
 
 @pytest.mark.parametrize("words", [["--ranks", "4"], ["--ranks=4"]])
 def test_the_users_expectation_of_the_world_size_stays(sim_bin: Path, words: list[str]) -> None:
-    assert list(plan(sim_bin, *words).options) == words
+    assert list(plan(sim_bin, *words, "-ox.h5").options) == [*words, "-ox.h5"]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,6 @@ def test_the_users_expectation_of_the_world_size_stays(sim_bin: Path, words: lis
         (["-o", "my file.h5"], ["'my file.h5'", "one word"]),
         (["--model", ""], ["''", "one word"]),
         (["--model", "*"], ["'*'", "expands"]),
-        (["-o"], ["-o says no file"]),
         (["--plan"], ["--plan", "build/release/bin/zero3 --plan"]),
         (["--cfg=smpi/host-speed:1"], ["SimGrid"]),
     ],
@@ -117,6 +120,9 @@ def test_the_file_of_an_earlier_run_is_no_success(tmp_path: Path) -> None:
         ("running", set(), 1, "status 'running'"),
         ("interrupted", {1}, 1, "status 'interrupted'"),
         ("failed", {1}, 1, "status 'failed'"),
+        # Another run has written it meanwhile.
+        ("complete", {2}, 2, "refused its options"),
+        ("complete", {1}, 1, "another run's"),
     ],
 )
 def test_the_status_of_the_file_decides(
@@ -133,6 +139,7 @@ def test_a_file_that_cannot_be_read_is_no_success(tmp_path: Path) -> None:
     code, problem = simulate._verdict(tmp_path / "a.h5", None, set(), None)
     assert code == 1
     assert "cannot be read" in problem
+    assert simulate._verdict(tmp_path / "a.h5", None, {1}, None) == (1, "the run failed, see above")
 
 
 def test_the_command_refuses_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@
 #include <bit>
 #include <limits>
 
+#include "src/comm/schedule.hpp"
 #include "src/errors.hpp"
 
 namespace shardbench {
@@ -12,9 +13,6 @@ namespace {
 // Of what LL sends, half is flags; its tree does worse.
 constexpr double ll_fraction = 0.5;
 constexpr double tree_ll_fraction = 1.0 / 3.8;
-
-/// Each rank sends (N-1)/N of S in an all-gather or reduce-scatter, twice that in an all-reduce.
-double passes(Collective collective) { return collective == Collective::all_reduce ? 2.0 : 1.0; }
 
 /// floor(log2 n), as the tuner counts rounds.
 int log2_of(int n) { return std::bit_width(static_cast<unsigned>(n)) - 1; }
@@ -28,7 +26,7 @@ class Tuner {
     NcclChoice best{.seconds = std::numeric_limits<double>::infinity()};
     const auto consider = [&](NcclChoice choice) {
       const double n = group_.ranks;
-      const double moved = passes(collective_) * size_ * (n - 1.0) / n;
+      const double moved = ring_passes(collective_) * size_ * (n - 1.0) / n;
       choice.seconds = choice.latency_s + moved / (choice.bandwidth_fraction * group_.bus_bandwidth);
       if (choice.seconds < best.seconds) best = choice;
     };
@@ -54,7 +52,7 @@ class Tuner {
                           table_.channels * table_.ll128_channel_bandwidth / group_.bus_bandwidth);
     return {.algorithm = NcclAlgorithm::ring,
             .protocol = protocol,
-            .latency_s = table_.ring_base_s[p] + passes(collective_) * hops,
+            .latency_s = table_.ring_base_s[p] + ring_passes(collective_) * hops,
             .bandwidth_fraction = fraction};
   }
 

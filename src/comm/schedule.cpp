@@ -282,9 +282,9 @@ Schedule make_schedule(const ScheduleRequest& r) {
 }
 
 Elements ring_share(Collective collective, Elements size, int ranks) {
-  const std::int64_t passes = collective == Collective::all_reduce ? 2 : 1;
   const std::int64_t blocks = size.count() / ranks;
-  return Elements(passes * (blocks * (ranks - 1) + size.count() % ranks * (ranks - 1) / ranks));
+  return Elements(ring_passes(collective) *
+                  (blocks * (ranks - 1) + size.count() % ranks * (ranks - 1) / ranks));
 }
 
 Algorithm resolve(Algorithm algorithm, const ScheduleRequest& r) {

@@ -82,6 +82,9 @@ struct ScheduleRequest {
 /// The schedule of one rank; all ranks' schedules match message for message.
 Schedule make_schedule(const ScheduleRequest& request);
 
+/// How often a ring moves (ranks-1)/ranks of a collective: once, for an all-reduce twice.
+constexpr int ring_passes(Collective collective) { return collective == Collective::all_reduce ? 2 : 1; }
+
 /// What a rank sends for a ring over `ranks` of a collective of `size` elements: (ranks-1)/ranks of it, for
 /// an all-reduce twice that. Rounded down.
 Elements ring_share(Collective collective, Elements size, int ranks);

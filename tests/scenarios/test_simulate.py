@@ -68,7 +68,7 @@ def test_every_shape_of_a_platform_carries_a_real_step(ranks: int, platform: str
 
 # --- what a message costs -----------------------------------------------------------------------------------------------
 
-MESH = ("--compute", "timed", "--flops", "1e15", "--payload", "phantom", "--progress", "poll", "--algorithm", "ring",
+MESH = ("--compute", "timed", "--flops", "1e15", "--payload", "phantom", "--progress", "stream", "--algorithm", "ring",
         "--prefetch", "0", "--model", "25m", "--layers", "2", "-n", "1", "-w", "1")
 # Ranks look for messages every 0.1 us, and do not ask at the same moment.
 POLLING_S = 0.4e-6
@@ -138,6 +138,14 @@ def test_refused_options_are_a_usage_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_two_outputs_are_refused(tmp_path: Path) -> None:
+    arguments = ["zero3", "--ranks", "4", "--platform", "flat", "--", *REAL, "-o", "a.h5", "-o", "b.h5"]
+    finished = simulate(*arguments, folder=tmp_path)
+    assert finished.code == 2, str(finished)
+    assert "--output is given 2 times" in finished.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_of_an_earlier_run_is_neither_replaced_nor_taken_for_success(tmp_path: Path) -> None:
     arguments = ["ddp", "--ranks", "2", "--platform", "flat", "--", *REAL, "-o", "a.h5"]
     assert simulate(*arguments, folder=tmp_path).code == 0
@@ -161,18 +169,21 @@ def test_a_run_that_cannot_write_fails(tmp_path: Path) -> None:
     assert finished.stderr.splitlines()[-1].startswith("shardbench simulate: the run ")
 
 
+FLUSHED_BYTES = 1_000_000  # more than a file has before its first steps
+
+
 def start_endless(folder: Path) -> subprocess.Popen[str]:
     """A simulation that has flushed steps and goes on."""
     arguments = ["zero3", "--ranks", "4", "--platform", "flat", "--", *ENDLESS, "-o", "a.h5"]
     job = runs.start(command(*arguments), folder, **environment())
     deadline = time.monotonic() + REFUSED_S
-    while not (folder / "a.h5").exists():
+    while not (folder / "a.h5").exists() or (folder / "a.h5").stat().st_size < FLUSHED_BYTES:
         assert job.poll() is None and time.monotonic() < deadline, job.communicate()
         time.sleep(0.05)
     return job
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_request_to_stop_ends_the_simulator_too(tmp_path: Path, stop: signal.Signals) -> None:
     job = start_endless(tmp_path)
     started = set(runs.descendants(job.pid))
@@ -181,6 +192,17 @@ def test_a_request_to_stop_ends_the_simulator_too(tmp_path: Path, stop: signal.S
     assert job.returncode == 1
     assert f"stopped by {stop.name}" in stderr.splitlines()[-1]
     assert not any(is_running(process) for process in started)
+
+
+def test_the_simulator_does_not_outlive_the_command(tmp_path: Path) -> None:
+    job = start_endless(tmp_path)
+    started = set(runs.descendants(job.pid))
+    job.kill()
+    job.communicate(timeout=REFUSED_S)
+    deadline = time.monotonic() + REFUSED_S
+    while any(is_running(process) for process in started):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_killed_simulator_is_a_failure(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """The sweep itself: what is done, what is to do, and doing it."""
 
-import ctypes
 import hashlib
-import os
 import shlex
 import signal
 import subprocess
@@ -16,9 +14,10 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from shardbench.errors import RunError, UsageError
+from shardbench.processes import ends_with_this_process
 from shardbench.read import Header, TraceError, read_header
 from shardbench.sweep import launchers
-from shardbench.sweep.claims import FOLDER, Claim, claim, is_claimed
+from shardbench.sweep.claims import FOLDER, Claim, Owner, claim, is_claimed
 from shardbench.sweep.plan import Plan, plan_all
 from shardbench.sweep.point import MODEL_DIMENSIONS, Point, Run, points_of
 from shardbench.sweep.progress import Display, Durations, duration, last_lines, note_end, noted_seconds
@@ -29,10 +28,6 @@ DONE, FAILED = 0, 1
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """SIGUSR1: what Slurm sends before a time limit."""
-
-PR_SET_PDEATHSIG = 1
-"""man 2 prctl, <sys/prctl.h>"""
-
 
 @dataclass(frozen=True)
 class Sweep:
@@ -202,7 +197,7 @@ class Outcome:
 
     done: int = 0
     failed: list[str] = field(default_factory=list)
-    elsewhere: list[str] = field(default_factory=list)
+    elsewhere: list[tuple[Run, Owner]] = field(default_factory=list)
 
 
 def run_sweep(sweep: Sweep, stop: StopRequest, batch: launchers.Batch | None = None) -> int:
@@ -226,6 +221,12 @@ def run_sweep(sweep: Sweep, stop: StopRequest, batch: launchers.Batch | None = N
             break
         display.start(run.name, sweep.durations.left(here[number:]))
         display.end(_claimed_run(sweep, run, outcome, stop, display))
+    # What others had may be done by now.
+    outcome.elsewhere = [
+        (run, owner)
+        for run, owner in outcome.elsewhere
+        if state_of(run, sweep.plans[run.point.hash], sweep.output) != "done"
+    ]
     _report(outcome, len(here), stop.signal)
     if stop.signal:
         return 128 + stop.signal
@@ -236,7 +237,7 @@ def _claimed_run(sweep: Sweep, run: Run, outcome: Outcome, stop: StopRequest, di
     """Runs it unless another sweep does, and says how that went."""
     mine = claim(sweep.output, run.name)
     if not isinstance(mine, Claim):
-        outcome.elsewhere.append(f"{run.name} is being run by {mine}")
+        outcome.elsewhere.append((run, mine))
         return f"left to {mine}"
     try:
         if state_of(run, sweep.plans[run.point.hash], sweep.output) == "done":
@@ -273,7 +274,7 @@ def _launch(sweep: Sweep, run: Run, mine: Claim, stop: StopRequest, display: Dis
                 stderr=subprocess.STDOUT,
                 # So that Ctrl-C reaches it once, through this process.
                 start_new_session=True,
-                preexec_fn=_ends_with(os.getpid(), stop_signal),
+                preexec_fn=ends_with_this_process(stop_signal),
             )
         except OSError as error:
             raise RunError(
@@ -286,18 +287,6 @@ def _launch(sweep: Sweep, run: Run, mine: Claim, stop: StopRequest, display: Dis
             return launcher.wait(display.period_s), time.monotonic() - begin
         except subprocess.TimeoutExpired:
             display.tick()
-
-
-def _ends_with(parent: int, number: signal.Signals) -> Callable[[], None]:
-    """For the launcher: be told to stop when the sweep is killed, so that no run goes on without one."""
-    prctl = ctypes.CDLL(None).prctl
-
-    def arrange() -> None:
-        prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), number)
-
-    return arrange
 
 
 def _failure(sweep: Sweep, run: Run, code: int) -> str:
@@ -322,7 +311,8 @@ def _failure(sweep: Sweep, run: Run, code: int) -> str:
 
 
 def _report(outcome: Outcome, total: int, stopped: signal.Signals | None) -> None:
-    for line in [*outcome.failed, *outcome.elsewhere]:
+    elsewhere = [f"{run.name} is being run by {owner}" for run, owner in outcome.elsewhere]
+    for line in [*outcome.failed, *elsewhere]:
         print(f"shardbench sweep: {line}", file=sys.stderr)
     if stopped:
         print(

@@ -20,8 +20,6 @@ constexpr std::size_t flows_per_courier = 64;
 
 double now() { return sg4::Engine::get_clock(); }
 
-double passes(Collective collective) { return collective == Collective::all_reduce ? 2.0 : 1.0; }
-
 /// Elements [range] of every buffer, combined in rank order in fp32 and rounded once, into `target`.
 void reduce_into(std::span<Buffer* const> buffers, Range range, Reduction reduction, Buffer& target) {
   std::vector<float> sum(static_cast<std::size_t>(range.count));
@@ -105,12 +103,6 @@ class ModelledCommunicator final : public Communicator {
 };
 
 }  // namespace
-
-ModelledOperation::ModelledOperation(Collective collective, Reduction reduction, DType dtype, Elements size,
-                                     int members)
-    : collective_(collective), reduction_(reduction), dtype_(dtype), size_(size) {
-  buffers_.reserve(static_cast<std::size_t>(members));
-}
 
 void ModelledOperation::wait() {
   if (done_) return;
@@ -220,8 +212,8 @@ std::shared_ptr<ModelledOperation> ModelledGroup::issue(std::size_t index, int g
                                                         Buffer& buffer) {
   const std::size_t position = index - first_index_;
   if (position == queue_.size())
-    queue_.push_back(std::make_shared<ModelledOperation>(
-        collective, reduction, buffer.dtype(), buffer.elements(), static_cast<int>(members_.size())));
+    queue_.push_back(
+        std::make_shared<ModelledOperation>(collective, reduction, buffer.dtype(), buffer.elements()));
   const std::shared_ptr<ModelledOperation> operation = queue_.at(position);
   if (operation->collective_ != collective || operation->dtype_ != buffer.dtype() ||
       operation->size_ != buffer.elements())
@@ -261,7 +253,7 @@ void ModelledGroup::carry_out(const ModelledOperation& operation) {
   if (const double beyond = cost.latency_s - first_latency_s_; beyond > 0.0)
     sg4::this_actor::sleep_for(beyond);
   const auto n = static_cast<double>(members_.size());
-  const double sent = passes(operation.collective_) *
+  const double sent = ring_passes(operation.collective_) *
                       static_cast<double>(bytes_of(operation.dtype_, operation.size_).count()) * (n - 1.0) /
                       n;
   transfer(sent / cost.bandwidth_fraction);
@@ -269,30 +261,28 @@ void ModelledGroup::carry_out(const ModelledOperation& operation) {
 
 void ModelledGroup::transfer(double bytes_of_ring) {
   auto& transferring = fabric_->transferring();
-  alone_ = true;
+  sharing_ = Sharing::alone;
   for (ModelledGroup* other : transferring)
     if (shares_links_with(*other)) {
-      alone_ = false;
+      sharing_ = Sharing::shared;
       other->disturb();
     }
   transferring.push_back(this);
   const auto known = seconds_alone_.find(bytes_of_ring);
-  if (alone_ && known != seconds_alone_.end()) {
+  if (sharing_ == Sharing::alone && known != seconds_alone_.end()) {
     transfer_alone(bytes_of_ring, known->second);
   } else {
     const double begin = now();
     send_flows(bytes_of_ring);
-    if (alone_) seconds_alone_[bytes_of_ring] = now() - begin;
+    if (sharing_ == Sharing::alone) seconds_alone_[bytes_of_ring] = now() - begin;
   }
   std::erase(transferring, this);
 }
 
 void ModelledGroup::transfer_alone(double bytes_of_ring, double seconds) {
   const double begin = now();
-  looked_up_ = true;
-  const bool undisturbed = disturbed_->acquire_timeout(seconds);
-  looked_up_ = false;
-  if (undisturbed) return;
+  sharing_ = Sharing::looked_up;
+  if (disturbed_->acquire_timeout(seconds)) return;  // true: the time has passed
   // Messages of what is left: alone, they would take exactly the time that is left.
   const double left_s = seconds - (now() - begin);
   if (left_s > first_latency_s_) {
@@ -303,9 +293,7 @@ void ModelledGroup::transfer_alone(double bytes_of_ring, double seconds) {
 }
 
 void ModelledGroup::disturb() {
-  alone_ = false;
-  if (!std::exchange(looked_up_, false)) return;
-  disturbed_->release();
+  if (std::exchange(sharing_, Sharing::shared) == Sharing::looked_up) disturbed_->release();
 }
 
 bool ModelledGroup::shares_links_with(const ModelledGroup& other) const {
@@ -331,8 +319,8 @@ void ModelledGroup::deliver(const Courier& courier) {
     courier.go->acquire();
     for (const Flow& flow : courier.flows) {
       const double bytes = bytes_of_ring_ * flow.share / flow.efficiency;
-      messages.push_back(
-          sg4::Comm::sendto_async(flow.from, flow.to, static_cast<std::uint64_t>(std::llround(bytes))));
+      messages.push_back(sg4::Comm::sendto_async(
+          flow.from, flow.to, std::max<std::uint64_t>(1, static_cast<std::uint64_t>(std::llround(bytes)))));
     }
     sg4::Comm::wait_all(messages);
     messages.clear();
@@ -341,7 +329,8 @@ void ModelledGroup::deliver(const Courier& courier) {
 }
 
 ModelledGroup::Cost ModelledGroup::cost_of(const ModelledOperation& operation) const {
-  if (algorithm_ == Algorithm::coarse) return {.latency_s = passes(operation.collective_) * ring_latency_s_};
+  if (algorithm_ == Algorithm::coarse)
+    return {.latency_s = ring_passes(operation.collective_) * ring_latency_s_};
   const NcclChoice choice = choose_nccl(fabric_->machine()->nccl, nccl_, operation.collective_,
                                         bytes_of(operation.dtype_, operation.size_));
   return {.latency_s = choice.latency_s, .bandwidth_fraction = choice.bandwidth_fraction};

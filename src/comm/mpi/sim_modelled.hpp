@@ -30,7 +30,8 @@ class Fabric;
 /// One collective of a group, shared by its members' handles.
 class ModelledOperation {
  public:
-  ModelledOperation(Collective collective, Reduction reduction, DType dtype, Elements size, int members);
+  ModelledOperation(Collective collective, Reduction reduction, DType dtype, Elements size)
+      : collective_(collective), reduction_(reduction), dtype_(dtype), size_(size) {}
 
   /// Blocks the calling actor until it has ended.
   void wait();
@@ -72,6 +73,12 @@ class ModelledGroup : public std::enable_shared_from_this<ModelledGroup> {
     double share = 1.0;
     double efficiency = 1.0;  ///< of the links
   };
+  /// What a transfer has had of its links so far.
+  enum class Sharing {
+    looked_up,  ///< all; it is not simulated, but waits for its known time to pass
+    alone,      ///< all; it is simulated, and its time can be looked up from now on
+    shared,
+  };
   struct Cost {
     double latency_s = 0.0;
     double bandwidth_fraction = 1.0;
@@ -106,8 +113,7 @@ class ModelledGroup : public std::enable_shared_from_this<ModelledGroup> {
   std::vector<Flow> flows_;
   std::vector<simgrid::s4u::Link*> links_;  ///< of all flows, sorted
   std::map<double, double> seconds_alone_;  ///< by bytes_of_ring
-  bool alone_ = false;                      ///< nobody has shared the links of the present transfer
-  bool looked_up_ = false;                  ///< ... which is not simulated, but waits for its time to pass
+  Sharing sharing_ = Sharing::alone;        ///< of the present transfer
   simgrid::s4u::SemaphorePtr disturbed_ = simgrid::s4u::Semaphore::create(0);
   std::vector<Courier> couriers_;
   double bytes_of_ring_ = 0.0;  ///< what a flow with all of a ring carries in the present collective
