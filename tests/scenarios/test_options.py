@@ -21,7 +21,7 @@ import runs
 DONE, USAGE = 0, 2
 LIMIT_S = 10.0
 PROGRAMS = ("ddp", "zero1", "zero2", "zero3", "mesh2d", "collectives", "ledger")
-NUMERIC = ("INT", "INTS", "NUMBER", "SIZE", "COUNT", "F[,B]")
+NUMERIC = ("SIGMAS", "INT", "INTS", "NUMBER", "SIZE", "COUNT", "F[,B]")
 # "0" and "1" are in the range of some and not of others.
 NOWHERE_A_NUMBER = ("0x10", "010", " 5", "5 ", "+5", "٣", "-", "nan", "inf", "1e400", "5x", "1,5x", "2.5.1", "1_000", "5\n", "--5", "1e-400")
 NOT_WHOLE = (*NOWHERE_A_NUMBER, "1e9", "1.5", "2147483648x", "18446744073709551617", "9223372036854775808")
