@@ -10,6 +10,7 @@ each (src/comm/nccl_model.hpp), whichever protocol is fastest. Seconds, bytes, b
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from itertools import product
 from math import inf, sqrt
 from typing import Any
@@ -79,50 +80,81 @@ class Machine:
         hops = (nodes - 1) * ring.between_nodes_s + (ranks - nodes) * ring.in_node_s
         return ring.base_s + hops + (ranks - 1) / ranks * size / ring.bandwidth
 
-    def copy_s(self, size: float) -> float:
-        """A kernel that reads and writes `size` bytes in all."""
-        return float(size / self.values["gpu.memory_bandwidth"] + self.values["gpu.launch_s"])
-
 
 @dataclass(frozen=True)
 class Window:
-    """What has to travel while `seconds` of one block's work pass."""
+    """What has to travel while one block's work passes: `whole_s`, and `shard_s` / N for copies of shards."""
 
-    seconds: float
+    whole_s: float
+    shard_s: float
     sizes: tuple[int, ...]
 
+    def seconds(self, ranks: int) -> float:
+        return self.whole_s + self.shard_s / ranks
 
-def windows(machine: Machine, elements: int, forward_s: float, backward_s: float) -> tuple[Window, Window]:
-    """Forward and backward of a block of so many parameters: gathered in bf16, reduced in fp32, sharded per parameter.
 
-    Compute is not all that a block does: gathered parameters are copied out (bf16 to bf16), gradients into the reduction
-    (fp32 to fp32). Copies of shards are one launch each; their bytes fall with 1/N and are left out.
+class Layout(Enum):
+    """How a block is sharded: as one vector, or each parameter by itself (--layout)."""
+
+    FLAT = "flat"
+    PER_PARAMETER = "per-parameter"
+
+
+@dataclass(frozen=True)
+class Block:
+    """Its parameters, and how long they compute."""
+
+    elements: int
+    forward_s: float
+    backward_s: float
+
+
+def windows(machine: Machine, block: Block, layout: Layout) -> tuple[Window, Window]:
+    """Forward and backward of a block that is gathered in bf16 and reduced in fp32.
+
+    Compute is not all that a block does. Gradients are copied into the reduction (fp32), and parameters of their own
+    shards out of the gather (bf16); the shard is copied into the next gather (bf16), and the reduced one is cast into the
+    resting gradients. Each is one kernel that reads and writes. Padding is left out.
     """
-    copy_out, gradients, shard = (
-        machine.copy_s(4 * elements),
-        machine.copy_s(8 * elements),
-        machine.copy_s(0),
-    )
-    gather, reduce = 2 * elements, 4 * elements
+    copies, launch = Copies(machine, block.elements), machine.values["gpu.launch_s"]
+    copy_out = copies.seconds(2, 2) + launch if layout is Layout.PER_PARAMETER else 0.0
+    gather, reduce = 2 * block.elements, 4 * block.elements
     return (
-        Window(copy_out + forward_s + shard, (gather,)),
-        Window(copy_out + backward_s + gradients + 2 * shard, (reduce, gather)),
+        Window(block.forward_s + copy_out + launch, copies.seconds(2, 2), (gather,)),
+        Window(
+            block.backward_s + copy_out + copies.seconds(4, 4) + 3 * launch,
+            copies.seconds(2, 2) + copies.seconds(4, 2),
+            (reduce, gather),
+        ),
     )
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Of a block's elements, without launches."""
+
+    machine: Machine
+    elements: int
+
+    def seconds(self, read_bytes: int, written_bytes: int) -> float:
+        """Bytes of an element."""
+        moved = self.elements * (read_bytes + written_bytes)
+        return float(moved / self.machine.values["gpu.memory_bandwidth"])
 
 
 def red_line(machine: Machine, window: Window) -> int:
     """The smallest N, in whole nodes, at which the window's collectives take longer than it.
 
-    With several nodes t(N) = K + N mean_hop - V/N for each choice of protocols, so each has one root, and the
-    fastest choice is too slow where all are: at the largest root.
+    With several nodes their time is K + N mean_hop - V/N for each choice of protocols, the window W + w/N. So each choice
+    has one root, and the fastest is too slow where all are: at the largest root.
 
     Raises:
         ValueError: hops cost nothing, and the window is long enough for any N.
     """
     g = machine.gpus
-    for nodes in (1, 2):  # whose protocols have limits of their own
-        if sum(machine.seconds(nodes * g, size) for size in window.sizes) > window.seconds:
-            return nodes * g
+    for ranks in (g, 2 * g):  # whose protocols have limits of their own
+        if sum(machine.seconds(ranks, size) for size in window.sizes) > window.seconds(ranks):
+            return ranks
     root = max(
         _root(machine, window, choice) for choice in product(machine.rings(3), repeat=len(window.sizes))
     )
@@ -132,12 +164,13 @@ def red_line(machine: Machine, window: Window) -> int:
 
 
 def _root(machine: Machine, window: Window, choice: Iterable[Ring]) -> float:
-    constant, slope, volume = -window.seconds, 0.0, 0.0
+    """Of N mean_hop + constant - falling/N = 0."""
+    constant, slope, falling = -window.whole_s, 0.0, window.shard_s
     for ring, size in zip(choice, window.sizes, strict=True):
         transfer = size / ring.bandwidth
         constant += ring.base_s - ring.between_nodes_s + transfer
         slope += ring.mean_hop_s(machine.gpus)
-        volume += transfer
+        falling += transfer
     if slope == 0.0:
         return inf if constant < 0 else 0.0
-    return (-constant + sqrt(constant**2 + 4 * slope * volume)) / (2 * slope)
+    return (-constant + sqrt(constant**2 + 4 * slope * falling)) / (2 * slope)

@@ -3,7 +3,7 @@
 import pytest
 
 from shardbench.platforms import load_platform
-from shardbench.redline import Machine, Window, red_line, windows
+from shardbench.redline import Block, Layout, Machine, Window, red_line, windows
 
 FAT_TREE = Machine(load_platform("h100-fat-tree").values)
 FLAT = Machine(load_platform("flat").values)
@@ -46,10 +46,12 @@ def test_the_red_line_is_where_the_definition_says(
     hops = {"gpu_link": (0.6, 1.9, 3.4), "network": (2.7, 4.0, 14.0)}
     machine = changed(*(f"nccl.{k}_hop_us.ring={[scale * x for x in v]}" for k, v in hops.items()))
 
-    def is_exposed(ranks: int) -> bool:
-        return sum(machine.seconds(ranks, size) for size in sizes) > seconds
+    window = Window(seconds, 1e-3, sizes)
 
-    line = red_line(machine, Window(seconds, sizes))
+    def is_exposed(ranks: int) -> bool:
+        return sum(machine.seconds(ranks, size) for size in sizes) > window.seconds(ranks)
+
+    line = red_line(machine, window)
     assert line % 8 == 0
     assert is_exposed(line)
     assert line == 8 or not is_exposed(line - 8)
@@ -57,13 +59,13 @@ def test_the_red_line_is_where_the_definition_says(
 
 
 def test_a_node_that_is_too_slow_is_the_red_line_itself() -> None:
-    assert red_line(FAT_TREE, Window(1e-6, (GATHER,))) == 8
+    assert red_line(FAT_TREE, Window(1e-6, 0.0, (GATHER,))) == 8
 
 
 def test_without_latency_there_is_no_red_line() -> None:
     none = [f"nccl.{kind}_hop_us.ring=[0,0,0]" for kind in ("gpu_link", "network")]
     with pytest.raises(ValueError, match="no latency"):
-        red_line(changed(*none), Window(1.0, (GATHER,)))
+        red_line(changed(*none), Window(1.0, 0.0, (GATHER,)))
 
 
 def test_latency_of_one_ring_is_the_textbooks_with_the_mean_hop() -> None:
@@ -74,9 +76,12 @@ def test_latency_of_one_ring_is_the_textbooks_with_the_mean_hop() -> None:
 
 
 def test_windows_hold_what_travels_and_all_that_a_block_does() -> None:
-    elements = GATHER // 2
-    forward, backward = windows(FAT_TREE, elements, 11e-3, 22e-3)
-    assert (forward.sizes, backward.sizes) == ((GATHER,), (REDUCE, GATHER))
+    block = Block(elements=GATHER // 2, forward_s=11e-3, backward_s=22e-3)
     launch, bandwidth = 5e-6, 3.35e12
-    assert forward.seconds == pytest.approx(11e-3 + 4 * elements / bandwidth + 2 * launch)
-    assert backward.seconds == pytest.approx(22e-3 + 12 * elements / bandwidth + 4 * launch)
+    copy_out = 4 * block.elements / bandwidth + launch
+    for layout, more in ((Layout.FLAT, 0.0), (Layout.PER_PARAMETER, copy_out)):
+        forward, backward = windows(FAT_TREE, block, layout)
+        assert (forward.sizes, backward.sizes) == ((GATHER,), (REDUCE, GATHER))
+        shard = block.elements / 8 / bandwidth
+        assert forward.seconds(8) == pytest.approx(11e-3 + more + 4 * shard + launch)
+        assert backward.seconds(8) == pytest.approx(22e-3 + more + 64 * shard + 10 * shard + 3 * launch)

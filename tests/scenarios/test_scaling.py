@@ -11,7 +11,7 @@ import pytest
 import runs
 
 sys.path.insert(0, str(runs.ROOT / "jobs"))
-import scaling  # noqa: E402
+import scaling_study as study  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("smpirun") is None, reason="smpirun (SimGrid) is not installed"),
@@ -78,14 +78,14 @@ def test_a_second_call_simulates_only_what_is_missing(folder: Path) -> None:
 
 
 def test_results_belong_to_one_platform_and_command() -> None:
-    simulations = scaling.Simulations(runs.scratch_folder(), runs.SIM_BIN)
-    run = scaling.zero3(scaling.QUICK, 8, 512)
+    simulations = study.Simulations(runs.scratch_folder(), runs.SIM_BIN)
+    run = study.zero3(study.QUICK, 8, 512)
     others = [
-        scaling.zero3(scaling.QUICK, 16, 512),
-        scaling.zero3(scaling.QUICK, 8, 1024),
-        scaling.zero3(scaling.QUICK, 8, 512, 2),
-        scaling.zero3(scaling.QUICK, 8, 512, 1, "ethernet"),
-        scaling.Run(run.scenario, run.ranks, run.options, run.platform, ("node.nic_bandwidth=1e9",)),
+        study.zero3(study.QUICK, 16, 512),
+        study.zero3(study.QUICK, 8, 1024),
+        study.zero3(study.QUICK, 8, 512, 2),
+        study.zero3(study.QUICK, 8, 512, 1, "ethernet"),
+        study.Run(run.scenario, run.ranks, run.options, run.platform, ("node.nic_bandwidth=1e9",)),
     ]
     files = {simulations.file(each) for each in (run, *others)}
     assert len(files) == 1 + len(others)
