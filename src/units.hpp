@@ -37,7 +37,7 @@ constexpr std::int64_t ceil_div(std::int64_t numerator, std::int64_t denominator
 }
 
 /// Storage types. Arithmetic is fp32 throughout.
-enum class DType { bf16, fp32 };
+enum class DType : std::uint8_t { bf16, fp32 };
 
 constexpr std::int64_t size_of(DType dtype) { return dtype == DType::bf16 ? 2 : 4; }
 constexpr Bytes bytes_of(DType dtype, Elements elements) { return Bytes(size_of(dtype) * elements.count()); }

@@ -1,6 +1,7 @@
 // Collectives as the scenarios see them: asynchronous, in place, in issue order.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -10,7 +11,7 @@
 
 namespace shardbench {
 
-enum class Collective { all_reduce, reduce_scatter, all_gather };
+enum class Collective : std::uint8_t { all_reduce, reduce_scatter, all_gather };
 std::string_view name_of(Collective collective);
 
 /// How an all-reduce or reduce-scatter combines elements; an all-gather ignores it. `average` is the sum
@@ -20,7 +21,7 @@ std::string_view name_of(Reduction reduction);
 
 /// Who carries a collective out. `automatic` is resolved at issue; `nccl` and `coarse` are models that only a
 /// simulated world has; `local` is a group of one (nothing is sent).
-enum class Algorithm { automatic, direct, ring, doubling, hierarchical, native, nccl, coarse, local };
+enum class Algorithm : std::uint8_t { automatic, direct, ring, doubling, hierarchical, native, nccl, coarse, local };
 
 /// Whether it is a model of a collective, not a schedule of messages.
 constexpr bool is_modelled(Algorithm algorithm) {

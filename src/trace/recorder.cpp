@@ -1,11 +1,22 @@
 #include "src/trace/recorder.hpp"
 
+#include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "src/errors.hpp"
 
 namespace shardbench {
 namespace {
+
+/// Grows by a quarter: doubling could hold twice the trace, on each of a simulation's ranks in one process.
+template <class Record>
+void append(std::vector<Record>& records, const std::type_identity_t<Record>& record) {
+  constexpr std::size_t least = 64;
+  if (records.size() == records.capacity())
+    records.reserve(records.size() + std::max(least, records.size() / 4));
+  records.push_back(record);
+}
 
 std::string_view waiting_for(Collective collective) {
   switch (collective) {
@@ -52,7 +63,7 @@ Recorder::Recorder(const World& world, MemoryTracker& tracker, TraceLevel level)
     : world_(world), tracker_(tracker), level_(level) {
   if (level_ == TraceLevel::events)
     tracker_.observe([this](Category category, Bytes bytes) {
-      memory_.push_back({step_.step, category, world_.now(), bytes.count()});
+      append(memory_, {step_.step, category, world_.now(), bytes.count()});
     });
 }
 
@@ -114,7 +125,7 @@ void Recorder::Span::close() {
   event.issue_s = start_s_;
   event.start_s = start_s_;
   event.end_s = end_s;
-  recorder_.events_.push_back(event);
+  append(recorder_.events_, event);
 }
 
 void Recorder::add(EventKind kind, double seconds) {
@@ -141,7 +152,7 @@ std::size_t Recorder::collective_issued(Subject subject, const CollectiveFacts& 
   event.facts = facts;
   event.issue_s = issue_s;
   in_flight_.emplace(next_id_, InFlightEvent{event, events_.size()});
-  if (level_ == TraceLevel::events) events_.push_back(event);
+  if (level_ == TraceLevel::events) append(events_, event);
   return next_id_++;
 }
 
@@ -183,7 +194,7 @@ void Recorder::collective_done(std::size_t id, const CompletedWait& times) {
   event.start_s = times.wait_start_s;
   event.end_s = times.wait_end_s;
   event.wait_s = 0.0;
-  events_.push_back(event);
+  append(events_, event);
 }
 
 void Recorder::add_exposed(const Event& event, double seconds) {
@@ -204,7 +215,7 @@ void Recorder::note_memory_levels() {
   if (level_ != TraceLevel::events) return;
   for (std::size_t i = 0; i < category_count; ++i) {
     const auto category = static_cast<Category>(i);
-    memory_.push_back({-1, category, now(), tracker_.current(category).count()});
+    append(memory_, {-1, category, now(), tracker_.current(category).count()});
   }
 }
 
