@@ -21,7 +21,17 @@ std::string_view name_of(Reduction reduction);
 
 /// Who carries a collective out. `automatic` is resolved at issue; `nccl` and `coarse` are models that only a
 /// simulated world has; `local` is a group of one (nothing is sent).
-enum class Algorithm : std::uint8_t { automatic, direct, ring, doubling, hierarchical, native, nccl, coarse, local };
+enum class Algorithm : std::uint8_t {
+  automatic,
+  direct,
+  ring,
+  doubling,
+  hierarchical,
+  native,
+  nccl,
+  coarse,
+  local
+};
 
 /// Whether it is a model of a collective, not a schedule of messages.
 constexpr bool is_modelled(Algorithm algorithm) {
