@@ -214,7 +214,7 @@ std::shared_ptr<ModelledOperation> ModelledGroup::issue(std::size_t index, int g
   if (position == queue_.size())
     queue_.push_back(
         std::make_shared<ModelledOperation>(collective, reduction, buffer.dtype(), buffer.elements()));
-  const std::shared_ptr<ModelledOperation> operation = queue_.at(position);
+  std::shared_ptr<ModelledOperation> operation = queue_.at(position);
   if (operation->collective_ != collective || operation->dtype_ != buffer.dtype() ||
       operation->size_ != buffer.elements())
     throw InternalError(
