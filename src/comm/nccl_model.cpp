@@ -60,8 +60,8 @@ class Tuner {
     const auto p = static_cast<std::size_t>(protocol);
     double in_node = table_.tree_hop_in_node_s[p];
     if (protocol == NcclProtocol::ll) in_node *= table_.ll_multi_node_hop_factor;
-    const double depth = (group_.ranks / group_.nodes - 1) * in_node +
-                         log2_of(group_.nodes) * table_.tree_hop_between_nodes_s[p];
+    const int neighbours = group_.ranks / group_.nodes - 1;  // in a node
+    const double depth = neighbours * in_node + log2_of(group_.nodes) * table_.tree_hop_between_nodes_s[p];
     double fraction = table_.tree_fraction;
     if (protocol == NcclProtocol::ll) fraction = std::min(tree_ll_fraction, ll_cap());
     if (protocol == NcclProtocol::ll128) fraction *= table_.ll128_fraction;
