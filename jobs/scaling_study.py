@@ -113,7 +113,7 @@ class Simulations:
     def _simulate(self, run: Run) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             trace = Path(folder) / "trace.h5"
-            command = [sys.executable, "-m", "shardbench", *run.words, "-o", str(trace)]
+            command = [sys.executable, "-m", "shardbench", *run.words, "--output", str(trace)]
             environment = {**os.environ, "PYTHONPATH": str(ROOT / "analysis"), BIN_VARIABLE: str(self._bin)}
             done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
             if done.returncode != 0:
