@@ -7,9 +7,12 @@
 #include <cmath>
 
 #include "src/errors.hpp"
+#include "tests/unit/refusals.hpp"
 
 namespace shardbench {
 namespace {
+
+using test::names_all;
 
 constexpr const char* whole_file =
     R"({"embedding": {"forward": 0.5, "backward": 1}, "block": {"forward": 2, "backward": 3},
@@ -31,15 +34,6 @@ std::string refusal(const std::string& text) {
     return error.what();
   }
   return "";
-}
-
-testing::AssertionResult names_all(const std::string& message, const std::vector<std::string>& parts) {
-  if (message.find('\n') != std::string::npos)
-    return testing::AssertionFailure() << "more than a line: " << message;
-  for (const std::string& part : parts)
-    if (message.find(part) == std::string::npos)
-      return testing::AssertionFailure() << '"' << message << "\" does not name " << part;
-  return testing::AssertionSuccess();
 }
 
 std::string replaced(std::string text, const std::string& from, const std::string& to) {

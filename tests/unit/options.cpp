@@ -6,9 +6,12 @@
 #include <random>
 
 #include "src/errors.hpp"
+#include "tests/unit/refusals.hpp"
 
 namespace shardbench {
 namespace {
+
+using test::names_all;
 
 using Arguments = std::vector<std::string>;
 
@@ -46,15 +49,6 @@ std::string refusal(const Arguments& arguments, Options (*parse)(const Arguments
 }
 std::string refusal(const std::string& text, Options (*parse)(const Arguments&) = zero3) {
   return refusal(words(text), parse);
-}
-
-testing::AssertionResult names_all(const std::string& message, const std::vector<std::string>& parts) {
-  if (message.find('\n') != std::string::npos)
-    return testing::AssertionFailure() << "more than a line: " << message;
-  for (const std::string& part : parts)
-    if (message.find(part) == std::string::npos)
-      return testing::AssertionFailure() << '"' << message << "\" does not name " << part;
-  return testing::AssertionSuccess();
 }
 
 TEST(Defaults, AreTheContracts) {

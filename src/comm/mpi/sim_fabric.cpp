@@ -82,8 +82,8 @@ std::shared_ptr<Fabric::Parcel> Fabric::meet(const Address& address, bool as_sen
     auto parcel = std::move(queue.front());
     queue.pop_front();
     if (queue.empty()) waiting_.erase(address);
-    // The other end has asked to enter the mailbox before, and this one does so next. The simulator serves one
-    // instant's requests in order: whoever is given the mailbox from here on comes after both.
+    // The other end has asked to enter the mailbox before, and this one does so next. The simulator serves
+    // one instant's requests in order: whoever is given the mailbox from here on comes after both.
     idle_mailboxes_.push_back(parcel->mailbox);
     return parcel;
   }

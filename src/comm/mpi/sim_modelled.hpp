@@ -44,7 +44,7 @@ class ModelledOperation {
   Reduction reduction_;
   DType dtype_;
   Elements size_;
-  std::vector<Buffer*> buffers_;  ///< by group rank; null where contents mean nothing. The handles own them
+  std::vector<Buffer*> buffers_;  ///< by group rank; empty where contents mean nothing. The handles own them
   int arrived_ = 0;
   int waiting_ = 0;
   bool done_ = false;

@@ -1,7 +1,6 @@
 #include "src/comm/mpi/sim_stream.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <map>
 #include <set>
