@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shardbench import __version__
 from shardbench.errors import RunError, UsageError
+from shardbench.predict import advise_command, fit_command, predict_command
 from shardbench.platforms import PlatformError, load_platform, shipped_names
 from shardbench.read import SCHEMA_VERSION
 from shardbench.simulate import BIN_VARIABLE, SimulationError, plan_simulation, simulate
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], list[str]]:
     """What is the command's own, and what comes after -- for the program that it starts."""
-    if arguments[:1] != ["simulate"] or "--" not in arguments:
+    if arguments[:1] not in (["simulate"], ["advise"]) or "--" not in arguments:
         return arguments, []
     end = arguments.index("--")
     return arguments[:end], list(arguments[end + 1 :])
@@ -99,6 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(run=_report)
     _add_simulate(commands.add_parser)
     sweep.add_parser(commands.add_parser)
+    fit_command.add_parser(commands.add_parser)
+    predict_command.add_parser(commands.add_parser)
+    advise_command.add_parser(commands.add_parser)
     return parser
 
 

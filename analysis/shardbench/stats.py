@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 MINIMUM_SAMPLES = 6
 """Below six samples even [minimum, maximum] covers the median with less than 95 %."""
 
+DEVIATIONS_PER_IQR = 0.7413
+"""A normal distribution's standard deviation over its interquartile range."""
+
 PARTS = ("compute_s", "exposed_s", "optimizer_s", "other_s")
 """The columns of `steps` that add up to step_s, seconds."""
 

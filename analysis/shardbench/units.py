@@ -1,5 +1,6 @@
 """Numbers and tables as text, in decimal units and independent of the locale."""
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import floor, log10
@@ -56,6 +57,21 @@ def bytes_text(count: float) -> str:
     """Bytes in a fitting unit, for example '14.00 GB'."""
     unit = byte_unit(count)
     return f"{count:,.0f} B" if unit.size == 1 else f"{number(count / unit.size)} {unit.name}"
+
+
+def parse_bytes(text: str) -> int:
+    """'80GB', '64 GiB', '1e9' → bytes.
+
+    Raises:
+        ValueError: it is no positive size; the message says so.
+    """
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kKMGT]?)(i?)(B?)\s*", text)
+    if not match or (match[3] and not match[2]) or match[1].count(".") > 1 or match[1] == ".":
+        raise ValueError(f"{text!r} is no size; pass for example 80GB or 64GiB")
+    size = float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index(match[2].upper() or " ")
+    if not 1 <= size < 1e18:
+        raise ValueError(f"{text!r} is no size of a memory; pass for example 80GB or 64GiB")
+    return int(size)
 
 
 def percent(share: float) -> str:

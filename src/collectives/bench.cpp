@@ -147,6 +147,7 @@ class Bench {
       config["wait_policy"] = world_.wait_policy();
       config["threads_per_rank"] = 1;
       config["environment"] = recorded_environment();
+      if (world_.simulated()) config["simulation"] = nlohmann::json::parse(simulation_json(world_));
       file_->set_config(config.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
       file_->flush();
       return options_.output;

@@ -37,17 +37,6 @@ std::string job_name() {
   return job != nullptr ? job : std::to_string(getpid());
 }
 
-/// What `shardbench simulate` says that it has simulated (null where a simulation was started otherwise), and
-/// the whole description of the machine.
-nlohmann::json simulation_provenance(const World& world) {
-  const char* said = std::getenv("SHARDBENCH_SIMULATION");
-  nlohmann::json provenance = nlohmann::json::parse(said != nullptr ? said : "null", nullptr, false);
-  if (provenance.is_discarded()) provenance = said;
-  if (const std::string machine = world.machine_description(); !machine.empty() && provenance.is_object())
-    provenance["machine"] = nlohmann::json::parse(machine, nullptr, false);
-  return provenance;
-}
-
 }  // namespace
 
 void describe_program(TraceFile& file, const std::string& scenario, const World& world,
@@ -83,6 +72,15 @@ std::map<std::string, std::string> recorded_environment() {
   return variables;
 }
 
+std::string simulation_json(const World& world) {
+  const char* said = std::getenv("SHARDBENCH_SIMULATION");
+  nlohmann::json provenance = nlohmann::json::parse(said != nullptr ? said : "null", nullptr, false);
+  if (provenance.is_discarded()) provenance = said;
+  if (const std::string machine = world.machine_description(); !machine.empty() && provenance.is_object())
+    provenance["machine"] = nlohmann::json::parse(machine, nullptr, false);
+  return provenance.dump();
+}
+
 void describe_run(TraceFile& file, const RunDescription& run) {
   const Options& options = run.options;
   const World& world = run.world;
@@ -113,7 +111,7 @@ void describe_run(TraceFile& file, const RunDescription& run) {
       "dissemination over point-to-point messages, before the first step of a window only";
   config["threads_per_rank"] = thread_count(options, world.placement());
   config["environment"] = recorded_environment();
-  if (world.simulated()) config["simulation"] = simulation_provenance(world);
+  if (world.simulated()) config["simulation"] = nlohmann::json::parse(simulation_json(world));
   file.set_config(config.dump());
 }
 

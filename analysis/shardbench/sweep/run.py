@@ -29,6 +29,7 @@ DONE, FAILED = 0, 1
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """SIGUSR1: what Slurm sends before a time limit."""
 
+
 @dataclass(frozen=True)
 class Sweep:
     """Some runs of a study, ready to go."""

@@ -1,0 +1,255 @@
+"""Which stage, mesh and prefetch: what fits a memory, and what of that is fastest.
+
+Memory is what the executables plan at the N in question. Time is predicted: each candidate is simulated on two to four nodes of the
+platform, and extrapolated (`outlook`).
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shardbench.errors import RunError, UsageError
+from shardbench.predict.model import (
+    Configuration,
+    Measured,
+    Prediction,
+    build,
+    configurations,
+    fit_places,
+    measure,
+)
+from shardbench.predict.model import with_residual
+from shardbench.predict.schedule import executable
+from shardbench.processes import ends_with_this_process
+from shardbench.read import read_trace
+
+NODES = (2, 3, 4)
+"""Where candidates are simulated: three numbers of nodes tell base, alpha and beta apart."""
+
+SHRUNK_HEADS = (2, 16)
+"""Head sizes of smaller models beside the candidate. Their collectives are small, as shards are at large N; a library may choose
+other ways for those."""
+
+PATIENCE_S = 600
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for. `arguments`: options for all scenarios. `platform`: as `shardbench simulate` takes it, --set included."""
+
+    model: str
+    ranks: int
+    memory: int
+    platform: tuple[str, ...]
+    gpus_per_node: int
+    arguments: tuple[str, ...]
+    binaries: Path
+    sim_bin: Path | None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A stage or mesh. `prefetch` is None where there is none; `rehearsed` what its costs are taken from."""
+
+    scenario: str
+    tp: int
+    recompute: str
+    prefetch: int | None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        mesh = (f"--tp={self.tp}", "--sequence-parallel") if self.scenario == "mesh2d" else ()
+        ahead = (f"--prefetch={self.prefetch}",) if self.prefetch is not None else ()
+        return (*mesh, f"--recompute={self.recompute}", *ahead)
+
+    @property
+    def rehearsed(self) -> "Candidate":
+        """Gathering ahead changes when operations run and not what they cost."""
+        return self if self.prefetch is None else replace(self, prefetch=1)
+
+    def __str__(self) -> str:
+        return " ".join((self.scenario, *self.options))
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A candidate at the N in question. `prediction` is None where it does not fit."""
+
+    candidate: Candidate
+    peak_bytes: int
+    prediction: Prediction | None
+
+
+def candidates(gpus_per_node: int) -> Iterator[Candidate]:
+    """All stages, and tensor parallelism within a node."""
+    for recompute in ("none", "full"):
+        for scenario in ("ddp", "zero1", "zero2"):
+            yield Candidate(scenario, 1, recompute, None)
+        for prefetch in (0, 1, 2):
+            yield Candidate("zero3", 1, recompute, prefetch)
+        for tp in (2, 4, 8):
+            if tp <= gpus_per_node:
+                for prefetch in (0, 1, 2):
+                    yield Candidate("mesh2d", tp, recompute, prefetch)
+
+
+def advise(request: Request, tell: Callable[[str], None]) -> tuple[list[Advice], list[str]]:
+    """Every candidate that the executables plan, and a line for each that they refuse. `tell` gets progress.
+
+    Raises:
+        UsageError: no candidate is accepted.
+        RunError: a simulation failed.
+    """
+    planned: list[tuple[Candidate, int]] = []
+    refusals: list[str] = []
+    for candidate in candidates(request.gpus_per_node):
+        try:
+            planned.append((candidate, _peak_bytes(request, candidate)))
+        except UsageError as error:
+            refusals.append(f"{candidate}: {error}")
+    if not planned:
+        raise UsageError(f"no stage or mesh is possible: {refusals[0]}")
+    fitting = [candidate for candidate, peak in planned if peak <= request.memory]
+    predictions = _predictions(request, fitting, tell) if fitting else {}
+    return [Advice(c, peak, predictions.get(c)) for c, peak in planned], refusals
+
+
+def _peak_bytes(request: Request, candidate: Candidate) -> int:
+    path = executable(candidate.scenario, request.binaries)
+    command = [
+        str(path),
+        "--plan",
+        f"--ranks={request.ranks}",
+        f"--model={request.model}",
+        "--compute=timed",
+        "--flops=1e12",
+    ]
+    done = subprocess.run(
+        [*command, *request.arguments, *candidate.options],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    if done.returncode:
+        raise UsageError(" ".join(done.stderr.split()))
+    return int(json.loads(done.stdout)["memory"]["peak_bytes"]["total_tracked"])
+
+
+def _predictions(
+    request: Request, fitting: Sequence[Candidate], tell: Callable[[str], None]
+) -> dict[Candidate, Prediction]:
+    rehearsed = list(dict.fromkeys(candidate.rehearsed for candidate in fitting))
+    runs = {candidate: [_own_run(request, candidate, n) for n in _sizes(request)] for candidate in rehearsed}
+    others = [run for n in _sizes(request) for run in _small_runs(request, rehearsed, n)]
+    done = _simulated([run for own in runs.values() for run in own] + others, request, tell)
+    lines = fit_places(done.values())
+    found = {}
+    for candidate in fitting:
+        (configuration,) = configurations([done[run] for run in runs[candidate.rehearsed]], request.binaries)
+        model = build(configuration, lines[configuration.place], request.binaries)
+        model = with_residual(model, configuration)
+        if candidate.prefetch is not None:
+            kept = [a for a in model.setup.arguments if not a.startswith("--prefetch=")]
+            setup = replace(model.setup, arguments=(*kept, f"--prefetch={candidate.prefetch}"))
+            model = replace(model, setup=setup)
+        found[candidate] = model.predict(request.ranks)
+    return found
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One simulation: what `shardbench simulate` gets."""
+
+    scenario: str
+    ranks: int
+    options: tuple[str, ...]
+
+
+def _sizes(request: Request) -> list[int]:
+    """N of the rehearsals; no more than what is asked for."""
+    sizes = [nodes * request.gpus_per_node for nodes in NODES]
+    return sizes if request.ranks > sizes[-1] else [request.ranks]
+
+
+def _own_run(request: Request, candidate: Candidate, ranks: int) -> _Run:
+    options = (f"--model={request.model}", *request.arguments, *candidate.options, "--steps=1", "--warmup=1")
+    return _Run(candidate.scenario, ranks, options)
+
+
+def _small_runs(request: Request, rehearsed: Iterable[Candidate], ranks: int) -> Iterator[_Run]:
+    """What shows how the library carries out small collectives on each kind of group."""
+    if ranks == request.ranks:
+        return
+    tensor = sorted({candidate.tp for candidate in rehearsed})
+    if 1 in tensor:
+        sizes = ("-b", "256", "-e", "4G", "-f", "4", "-n", "1", "-w", "0", "-c", "0")
+        yield _Run("collectives", ranks, (*sizes, "--collective", "all_gather,reduce_scatter,all_reduce"))
+    for tp in tensor:
+        if tp > 1:
+            for size in SHRUNK_HEADS:
+                shape = {
+                    "layers": 2,
+                    "hidden": 8 * tp * size,
+                    "heads": 8 * tp,
+                    "kv-heads": tp,
+                    "ffn": 24 * tp * size,
+                }
+                shape |= {"vocab": 32 * tp * size, "seq": 64, "tp": tp, "steps": 1, "warmup": 1}
+                options = (f"--{name}={value}" for name, value in shape.items())
+                yield _Run("mesh2d", ranks, (*options, "--sequence-parallel"))
+
+
+def _simulated(runs: Sequence[_Run], request: Request, tell: Callable[[str], None]) -> dict[_Run, Measured]:
+    """Runs each once, as many at a time as there are CPUs."""
+    distinct = list(dict.fromkeys(runs))
+    with tempfile.TemporaryDirectory(prefix="shardbench-advise-") as folder:
+
+        def simulated(numbered: tuple[int, _Run]) -> Measured:
+            index, run = numbered
+            return _simulate(run, request, Path(folder) / f"{index}.h5")
+
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            found = {}
+            for run, file in zip(distinct, pool.map(simulated, enumerate(distinct))):
+                found[run] = file
+                tell(
+                    f"{len(found)} of {len(distinct)} rehearsals simulated: {run.scenario} on {run.ranks} GPUs"
+                )
+    return found
+
+
+def _simulate(run: _Run, request: Request, output: Path) -> Measured:
+    command = [
+        sys.executable,
+        "-m",
+        "shardbench",
+        "simulate",
+        run.scenario,
+        f"--ranks={run.ranks}",
+        *request.platform,
+    ]
+    command += [f"--sim-bin={request.sim_bin}"] if request.sim_bin else []
+    done = subprocess.run(
+        [*command, "--", *run.options, f"--output={output}"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        preexec_fn=ends_with_this_process(signal.SIGTERM),
+    )
+    if done.returncode:
+        last = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise RunError(
+            f"the rehearsal {run.scenario} {' '.join(run.options)} on {run.ranks} ranks failed: {last}"
+        )
+    trace = read_trace(output)
+    output.unlink()
+    return measure(trace, f"{run.scenario} on {run.ranks}")

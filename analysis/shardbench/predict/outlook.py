@@ -1,0 +1,122 @@
+"""What is to be expected of each configuration of a directory, from small N to large."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from shardbench.errors import RunError, UsageError
+from shardbench.predict.alphabeta import Fit, Kind
+from shardbench.predict.model import (
+    Configuration,
+    Measured,
+    Model,
+    Place,
+    Prediction,
+    Skill,
+    build,
+    configurations,
+    fit_places,
+    skill,
+    with_residual,
+)
+
+EXPOSED_LIMIT = 0.10
+"""The share of a step from which on its communication counts as exposed."""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Of one configuration. `exposed_from`: the N from which its exposed share is above `EXPOSED_LIMIT`, or None."""
+
+    configuration: Configuration
+    predictions: tuple[Prediction, ...]
+    skill: Skill | None
+    exposed_from: int | None
+
+    def measured_s(self, ranks: int) -> float | None:
+        """The step time that a file has at this N."""
+        file = self.configuration.measured.get(ranks)
+        return file.step_s if file else None
+
+
+def outlooks_of(
+    files: Sequence[Measured], largest: int, binaries: Path, per_node: int | None = None
+) -> tuple[list[Outlook], list[str]]:
+    """The outlooks, and a line for each configuration that has none. `per_node`: ranks of a node, where files do not tell.
+
+    Raises:
+        UsageError: an executable is missing, or N is no size.
+    """
+    outlooks, refusals = [], []
+    fits = fit_places(files)
+
+    @cache
+    def fits_below(place: Place, ranks: int) -> Mapping[Kind, Fit]:
+        return fit_places([file for file in files if file.place == place and file.ranks < ranks]).get(
+            place, {}
+        )
+
+    for configuration in configurations(files, binaries):
+        try:
+            model = build(configuration, fits[configuration.place], binaries)
+            model = replace(model, per_node=per_node or model.per_node)
+            outlooks.append(_outlook(configuration, fits_below, model, largest))
+        except RunError as error:
+            refusals.append(f"{configuration.label}: {error}")
+    return outlooks, refusals
+
+
+def _outlook(
+    configuration: Configuration,
+    fits_below: Callable[[Place, int], Mapping[Kind, Fit]],
+    model: Model,
+    largest: int,
+) -> Outlook:
+    sizes = sizes_to(min(configuration.measured), largest)
+    model = with_residual(model, configuration)
+    predictions = tuple(map(model.predict, sizes))
+    return Outlook(
+        configuration, predictions, skill(configuration, fits_below, model), exposed_from(model, predictions)
+    )
+
+
+def sizes_to(smallest: int, largest: int) -> list[int]:
+    """Each doubling of `smallest` below `largest`, and that.
+
+    Raises:
+        UsageError: it is smaller.
+    """
+    if largest < smallest:
+        raise UsageError(f"--to {largest} is less than N = {smallest}, which was measured; pass a larger N")
+    sizes = [smallest]
+    while sizes[-1] * 2 < largest:
+        sizes.append(sizes[-1] * 2)
+    return sizes if sizes[-1] == largest else [*sizes, largest]
+
+
+def exposed_from(model: Model, predictions: Sequence[Prediction]) -> int | None:
+    """The smallest N, in whole nodes, from which the exposed share is above the limit.
+
+    Found by bisection between two predictions of ascending N, in between which the share is taken as monotone.
+    """
+    exposed = [p.exposed_share > EXPOSED_LIMIT for p in predictions]
+    if not exposed[-1]:
+        return None
+    first = len(exposed) - exposed[::-1].index(False) if False in exposed else 0
+    above = predictions[first].ranks
+    if first == 0:
+        return above
+    below = predictions[first - 1].ranks
+    step = next(
+        s
+        for s in (model.per_node, model.setup.tp, 1)
+        if above % s == 0 and below % s == 0 and s % model.setup.tp == 0
+    )
+    while above - below > step:
+        middle = below + (above - below) // (2 * step) * step
+        if model.predict(middle).exposed_share > EXPOSED_LIMIT:
+            above = middle
+        else:
+            below = middle
+    return above

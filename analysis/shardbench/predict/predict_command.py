@@ -1,0 +1,192 @@
+"""`shardbench predict`: step time, exposed communication and memory at N that nobody has run."""
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from shardbench.errors import RunError
+from shardbench.predict.directory import read_for_fits
+from shardbench.predict.model import Prediction, Skill
+from shardbench.predict.outlook import EXPOSED_LIMIT, Outlook, outlooks_of
+from shardbench.sweep.launchers import find_installation
+from shardbench.units import MILLISECONDS, bytes_text, number, parse_bytes, percent, text_table
+
+HEADINGS = (
+    "configuration",
+    "N",
+    "step ms",
+    "95 % interval",
+    "exposed",
+    "tokens/s",
+    "peak memory/rank",
+    "measured ms",
+    "error",
+)
+NUMERIC = HEADINGS[1:]
+
+
+def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Declares the command's options."""
+    parser = add(
+        "predict",
+        allow_abbrev=False,
+        help="step time, exposed communication and memory at larger N, from small ones",
+        description="Fits collectives and looks up compute in the files below DIR, asks the executables for the schedule at each "
+        "N (--plan), and replays it. Configurations need files with events (--trace events), on two nodes or more.",
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="where the HDF5 files are")
+    parser.add_argument(
+        "--to",
+        type=int,
+        required=True,
+        metavar="N",
+        help="the largest N; before it each doubling of the smallest",
+    )
+    parser.add_argument(
+        "--gpu-memory",
+        type=memory_size,
+        metavar="SIZE",
+        help="name the fastest that fits, as in 80GB or 64GiB",
+    )
+    parser.add_argument(
+        "--ranks-per-node", type=int, metavar="R", help="ranks that share a node (default: as in the files)"
+    )
+    parser.add_argument(
+        "--bin",
+        type=Path,
+        metavar="DIR",
+        help="the executables (default: SHARDBENCH_BIN, else build/release/bin)",
+    )
+    parser.add_argument("--format", choices=("text", "json", "csv"), default="text", help="default: text")
+    parser.set_defaults(run=run)
+
+
+def memory_size(text: str) -> int:
+    """An argument that names a size; bytes."""
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command and returns its exit code.
+
+    Raises:
+        UsageError, RunError: see there.
+    """
+    found = read_for_fits(options.directory)
+    for line in found.reasons():
+        print(line, file=sys.stderr)
+    binaries = find_installation(options.bin).binaries
+    outlooks, refusals = outlooks_of(found.files, options.to, binaries, options.ranks_per_node)
+    for refusal in refusals:
+        print(refusal, file=sys.stderr)
+    if not outlooks:
+        raise RunError(f"nothing below {options.directory} can be extrapolated; see above")
+    if options.format == "json":
+        print(json.dumps(list(map(_entry, outlooks)), indent=1, allow_nan=False))
+    elif options.format == "csv":
+        _write_csv(outlooks)
+    else:
+        _print(outlooks, options.gpu_memory)
+    return 0
+
+
+def _print(outlooks: Sequence[Outlook], memory: int | None) -> None:
+    rows = [_row(outlook, p) for outlook in outlooks for p in outlook.predictions]
+    print(text_table([HEADINGS, *rows], NUMERIC), end="\n\n")
+    for outlook in outlooks:
+        for sentence in sentences(outlook):
+            print(f"{outlook.configuration.label}: {sentence}")
+    if memory is not None:
+        print(f"\n{fastest_that_fits(outlooks, memory)}")
+
+
+def _row(outlook: Outlook, prediction: Prediction) -> tuple[str, ...]:
+    measured_s = outlook.measured_s(prediction.ranks)
+    return (
+        outlook.configuration.label,
+        f"{prediction.ranks}{'?' if prediction.outside else ''}",
+        number(prediction.step_s * MILLISECONDS),
+        f"{number(prediction.low_s * MILLISECONDS)} – {number(prediction.high_s * MILLISECONDS)}",
+        percent(prediction.exposed_share),
+        number(prediction.tokens_per_s),
+        bytes_text(prediction.peak_bytes),
+        number(measured_s * MILLISECONDS) if measured_s else "",
+        percent(prediction.step_s / measured_s - 1.0) if measured_s else "",
+    )
+
+
+def sentences(outlook: Outlook) -> Iterator[str]:
+    """Where communication shows, how good the model is, and where it may be wrong."""
+    last = outlook.predictions[-1].ranks
+    if outlook.exposed_from is None:
+        yield f"exposed communication stays below {percent(EXPOSED_LIMIT)} up to N = {last}."
+    else:
+        yield f"exposed communication is more than {percent(EXPOSED_LIMIT)} of the step from N = {outlook.exposed_from} on."
+    if outlook.skill:
+        yield _skill_sentence(outlook.skill)
+    doubtful = [p for p in outlook.predictions if p.outside]
+    if doubtful:
+        kinds = sorted({kind for p in doubtful for kind in p.outside})
+        yield (
+            f"from N = {doubtful[0].ranks} on (marked ?) latency is a larger part of {'; '.join(kinds)} than in any file. The "
+            "library may have a faster way there; the interval reaches down to no latency. Runs of the program collectives "
+            "with small sizes, at the same numbers of nodes, would show it."
+        )
+
+
+def _skill_sentence(found: Skill) -> str:
+    how = "not used for that model" if found.held_out else "used for the model"
+    return (
+        f"skill {found.value:.2f} against a model without communication, at N = {found.ranks} ({how}), where it is off by "
+        f"{percent(found.error)}."
+    )
+
+
+def fastest_that_fits(outlooks: Iterable[Outlook], memory: int) -> str:
+    """Of the largest N, in a sentence."""
+    last = [(outlook, outlook.predictions[-1]) for outlook in outlooks]
+    fitting = [(outlook, p) for outlook, p in last if p.peak_bytes <= memory]
+    ranks = max(p.ranks for _, p in last)
+    if not fitting:
+        least = min(p.peak_bytes for _, p in last)
+        return f"At N = {ranks} nothing fits {bytes_text(memory)}; the least is {bytes_text(least)}."
+    outlook, best = max(fitting, key=lambda item: item[1].tokens_per_s)
+    return (
+        f"Fastest that fits {bytes_text(memory)} at N = {best.ranks}: {outlook.configuration.label} with "
+        f"{number(best.tokens_per_s)} tokens/s and {bytes_text(best.peak_bytes)}."
+    )
+
+
+def _entry(outlook: Outlook) -> dict[str, Any]:
+    """Seconds, bytes."""
+    return {
+        "configuration": outlook.configuration.label,
+        "scenario": outlook.configuration.setup.scenario,
+        "arguments": list(outlook.configuration.setup.arguments),
+        "exposed_limit": EXPOSED_LIMIT,
+        "exposed_from_ranks": outlook.exposed_from,
+        "skill": outlook.skill and asdict(outlook.skill),
+        "predictions": [_facts(outlook, p) for p in outlook.predictions],
+    }
+
+
+def _facts(outlook: Outlook, prediction: Prediction) -> dict[str, Any]:
+    shares = {"exposed_share": prediction.exposed_share, "tokens_per_s": prediction.tokens_per_s}
+    return asdict(prediction) | shares | {"measured_s": outlook.measured_s(prediction.ranks)}
+
+
+def _write_csv(outlooks: Iterable[Outlook]) -> None:
+    rows = [{"configuration": o.configuration.label} | _facts(o, p) for o in outlooks for p in o.predictions]
+    for row in rows:
+        row["outside"] = "; ".join(row["outside"])
+    writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
