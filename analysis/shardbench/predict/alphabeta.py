@@ -12,6 +12,7 @@ only there where the data can tell it from the others; what they cannot tell is 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache, cached_property
 from itertools import combinations
 from math import ceil, hypot, inf, log, log2, sqrt
 from statistics import NormalDist
@@ -39,6 +40,9 @@ MOST_LINES = 4
 FEWEST = 4
 """Samples of a line where there are several: one more than it may have terms, so that they can contradict it."""
 
+ALL_LATENCY = 0.9
+"""A sample with this part of latency shows what small sizes cost."""
+
 HANDSHAKE = 4
 """Messages one after another: a request, its answer, the data, and the news that they have arrived."""
 
@@ -65,6 +69,7 @@ class Growth(Enum):
     LINEAR = "n-1"
     LOGARITHMIC = "log2 n"
     NODES = "m-1"
+    TREE = "log2 m"
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,7 @@ class Line:
     cannot exceed, seconds.
 
     `terms` names the coefficients that the data could tell apart, in order: base (s), alpha (s a round), beta (s a byte).
-    `covariance` is theirs.
+    `information` is the inverse of their covariance.
     """
 
     kind: Kind
@@ -142,7 +147,7 @@ class Line:
     largest: int
     terms: tuple[str, ...]
     values: NDArray[np.float64]
-    covariance: NDArray[np.float64]
+    information: NDArray[np.float64]
     freedom: int
     r_squared: float
     worst_residual: float
@@ -150,6 +155,12 @@ class Line:
     longest: float
     samples: int
     groups: tuple[int, ...]
+
+    @cached_property
+    def covariance(self) -> NDArray[np.float64]:
+        """Of the coefficients."""
+        scale = np.sqrt(np.diag(self.information))
+        return np.asarray(np.linalg.inv(self.information / np.outer(scale, scale)) / np.outer(scale, scale))
 
     def coefficient(self, name: str) -> Coefficient | None:
         """None where the data could not tell it."""
@@ -203,6 +214,8 @@ def rounds(kind: Kind, group: Group, growth: Growth) -> float:
         Growth.LINEAR: n - 1,
         Growth.LOGARITHMIC: log2(n) if kind.algorithm in OPAQUE else ceil(log2(n)),
         Growth.NODES: group.nodes - 1,
+        Growth.TREE: group.nodes.bit_length()
+        - 1,  # rounded down, as NCCL's tuner counts (src/comm/nccl_model.cpp)
     }[growth]
     return float(PASSES[kind.collective] * once)
 
@@ -249,18 +262,19 @@ def _longest_latency(kind: Kind, samples: Sequence[Sample]) -> float:
 def _ranges(kind: Kind, samples: Sequence[Sample], count: int, longest: float) -> list[Line]:
     """Sizes cut into `count` ranges, so that the lines miss as little as possible; empty where there are too few."""
     sizes = sorted({sample.size for sample in samples})
+
+    @cache
+    def line(first: int, last: int) -> Line | None:
+        members = [s for s in samples if sizes[first] <= s.size <= sizes[last - 1]]
+        return _best_line(kind, members, longest) if len(members) >= FEWEST else None
+
     best: list[Line] = []
     for cuts in combinations(range(1, len(sizes)), count - 1):
         edges = [0, *cuts, len(sizes)]
-        members = [
-            [s for s in samples if sizes[first] <= s.size <= sizes[last - 1]]
-            for first, last in zip(edges, edges[1:])
-        ]
-        if min(map(len, members)) < FEWEST:
-            continue
-        lines = [_best_line(kind, part, longest) for part in members]
-        if not best or _missed(lines) < _missed(best):
-            best = lines
+        lines = [line(first, last) for first, last in zip(edges, edges[1:])]
+        complete = [found for found in lines if found]
+        if len(complete) == count and (not best or _missed(complete) < _missed(best)):
+            best = complete
     return best
 
 
@@ -272,41 +286,55 @@ def _envelope(kind: Kind, samples: Sequence[Sample], count: int, longest: float)
     the samples in order of size per rank. Empty where there are too few.
     """
     ordered = sorted(samples, key=lambda sample: sample.size / sample.group.ranks)
-    features = _features(kind, Growth.LINEAR, ordered)
-    tolerance = np.array([sample.tolerance for sample in ordered])
-    design = np.column_stack(list(features.values())) / tolerance[:, None]
-    target = np.array([sample.seconds for sample in ordered]) / tolerance
     step = max(1, len(ordered) // STARTS)
-    owners = {
-        owner.tobytes(): owner
+    starts = [
+        np.searchsorted(cuts, np.arange(len(ordered)), "right")
         for cuts in combinations(range(step, len(ordered), step), count - 1)
-        for owner in [_settled(design, target, np.searchsorted(cuts, np.arange(len(ordered)), "right"))]
-        if owner is not None
-    }
+    ]
     best: list[Line] = []
-    for owner in owners.values():
-        lines = [
-            _best_line(kind, [s for s, own in zip(ordered, owner) if own == i], longest) for i in range(count)
-        ]
-        if not best or _missed(lines) < _missed(best):
-            best = lines
+    for growths in _mixtures(kind, ordered, count):
+        for owner in _settled(kind, ordered, growths, starts):
+            members = [[s for s, own in zip(ordered, owner) if own == i] for i in range(count)]
+            lines = [_best_line(kind, part, longest, (growth,)) for part, growth in zip(members, growths)]
+            if not best or _missed(lines) < _missed(best):
+                best = lines
     return best
 
 
+def _mixtures(kind: Kind, samples: Sequence[Sample], count: int) -> list[tuple[Growth, ...]]:
+    """How each line's rounds grow: what grows least is for the smallest sizes."""
+    growths = _growths(kind, len({sample.group.ranks for sample in samples}))
+    return [
+        growths[1:] * trees + growths[:1] * (count - trees)
+        for trees in range(count + 1 if growths[1:] else 1)
+    ]
+
+
 def _settled(
-    design: NDArray[np.float64], target: NDArray[np.float64], owner: NDArray[np.intp]
-) -> NDArray[np.intp] | None:
-    """Which line each row ends at; None where one keeps too few. Plain least squares, which will do for sorting."""
-    count = int(owner.max()) + 1
-    for _ in range(ITERATIONS):
-        if min(np.bincount(owner, minlength=count)) < FEWEST:
-            return None
-        lines = [np.linalg.lstsq(design[owner == i], target[owner == i], rcond=None)[0] for i in range(count)]
-        lowest = np.argmin(design @ np.column_stack(lines), axis=1)
-        if (lowest == owner).all():
-            break
-        owner = lowest
-    return owner
+    kind: Kind, samples: Sequence[Sample], growths: Sequence[Growth], starts: Sequence[NDArray[np.intp]]
+) -> list[NDArray[np.intp]]:
+    """Which line each sample ends at, of each start; none where a line keeps too few. Plain least squares, which will do for
+    sorting."""
+    tolerance = np.array([sample.tolerance for sample in samples])
+    target = np.array([sample.seconds for sample in samples]) / tolerance
+    designs = [
+        np.column_stack(list(_features(kind, g, samples).values())) / tolerance[:, None] for g in growths
+    ]
+    found: dict[bytes, NDArray[np.intp]] = {}
+    for owner in starts:
+        for _ in range(ITERATIONS):
+            if min(np.bincount(owner, minlength=len(growths))) < FEWEST:
+                break
+            fitted = [
+                design @ np.linalg.lstsq(design[owner == i], target[owner == i], rcond=None)[0]
+                for i, design in enumerate(designs)
+            ]
+            lowest = np.argmin(fitted, axis=0)
+            if (lowest == owner).all():
+                found[owner.tobytes()] = owner
+                break
+            owner = lowest
+    return list(found.values())
 
 
 def _missed(lines: Sequence[Line]) -> float:
@@ -336,20 +364,22 @@ class Fit:
         line = self.line(group, size)
         return 1.0 - float(line.seconds(group, size, line.values * line.is_beta) / line.seconds(group, size))
 
-    @property
-    def largest_latency_share(self) -> float:
-        """Of all samples: what is more is outside of what was seen, and a library may have another way there."""
-        return max(self.latency_share(sample.group, sample.size) for sample in self.samples)
+    def is_seen(self, group: Group, size: int) -> bool:
+        """Whether samples have as large a part of latency. Where they have not, a library may have another way that no sample shows."""
+        largest = max(self.latency_share(sample.group, sample.size) for sample in self.samples)
+        return largest >= ALL_LATENCY or self.latency_share(group, size) <= largest
 
 
-def _best_line(kind: Kind, samples: Sequence[Sample], longest: float) -> Line:
+def _best_line(
+    kind: Kind, samples: Sequence[Sample], longest: float, growths: tuple[Growth, ...] = ()
+) -> Line:
     """Of the models that the data can tell apart, the one with the least Bayesian information criterion.
 
     alpha is kept wherever it can be told, however small: it decides what happens at large n. A base that does not earn its
     place is not.
     """
     candidates = []
-    for growth in _growths(kind, len({sample.group.ranks for sample in samples})):
+    for growth in growths or _growths(kind, len({sample.group.ranks for sample in samples})):
         lines = [_line(kind, growth, samples, terms, longest) for terms in MODELS]
         with_alpha = [line for line in lines if line and "alpha" in line.terms]
         candidates += with_alpha or [line for line in lines if line][:1]
@@ -361,6 +391,9 @@ def _growths(kind: Kind, sizes: int) -> tuple[Growth, ...]:
         return (Growth.LOGARITHMIC,)
     if kind.algorithm == "hierarchical" and kind.spans_nodes:
         return (Growth.NODES,)
+    if kind.algorithm in TUNED:
+        has_tree = kind.collective == "all_reduce" and kind.spans_nodes and sizes > 1
+        return (Growth.LINEAR, Growth.TREE) if has_tree else (Growth.LINEAR,)
     if kind.algorithm in OPAQUE and sizes > 1:
         return (Growth.LINEAR, Growth.LOGARITHMIC)
     return (Growth.LINEAR,)
@@ -379,7 +412,8 @@ def _line(
 ) -> Line | None:
     """None where the terms cannot be told apart, or one would be negative. alpha is at most `longest`, seconds."""
     features = _features(kind, growth, samples)
-    if len(samples) < len(terms) or ("base" in terms and len(set(features["alpha"])) < 3):
+    fewest = 2 if growth is Growth.TREE else 3
+    if len(samples) < len(terms) or ("base" in terms and len(set(features["alpha"])) < fewest):
         return None
     seconds = np.array([sample.seconds for sample in samples])
     tolerance = np.array([sample.tolerance for sample in samples])
@@ -395,7 +429,8 @@ def _line(
     freedom = len(samples) - len(terms)
     missed = seconds - tolerance * ((design / scale) @ values)
     square = float(np.sum(weights * (missed / tolerance) ** 2))
-    inverse = np.linalg.inv((design / scale).T @ ((design / scale) * weights[:, None]))
+    # Without a sample to spare, tolerances have to do for residuals.
+    variance = max(square / freedom, EXACT**2) if freedom else 1.0
     total = float(np.sum((seconds - seconds.mean()) ** 2))
     sizes = [sample.size for sample in samples]
     return Line(
@@ -405,8 +440,7 @@ def _line(
         largest=max(sizes),
         terms=terms,
         values=values / scale,
-        # Without a sample to spare, tolerances have to do for residuals.
-        covariance=(square / freedom if freedom else 1.0) * inverse / np.outer(scale, scale),
+        information=design.T @ (design * weights[:, None]) / variance,
         freedom=freedom,
         r_squared=1.0 - float(missed @ missed) / total if total else 1.0,
         worst_residual=float(np.abs(missed / seconds).max()),
@@ -442,7 +476,7 @@ def _huber(
         residuals = np.abs(target - design @ found)
         deviation = 1.4826 * float(np.median(residuals))  # of a normal distribution, from the median
         weights = np.minimum(1.0, HUBER * max(deviation, EXACT) / np.maximum(residuals, EXACT))
-        if np.allclose(found, values, rtol=1e-12, atol=0.0):
+        if np.allclose(found, values, rtol=1e-10, atol=0.0):
             break
         values = found
     return found, weights

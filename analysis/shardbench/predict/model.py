@@ -231,10 +231,7 @@ class _Draws:
             self._coefficients[line] = np.vstack([line.values, line.draws(DRAWS, self._random)])
         coefficients = self._coefficients[line]
         seconds = line.seconds(group, operation.size, coefficients)
-        if (
-            fit.kind.algorithm in OPAQUE
-            and fit.latency_share(group, operation.size) > fit.largest_latency_share
-        ):
+        if fit.kind.algorithm in OPAQUE and not fit.is_seen(group, operation.size):
             # It may have a way with less latency that no sample shows. How much less is unknown: from all to nothing.
             self.outside.add(fit.kind)
             transfer = line.seconds(group, operation.size, coefficients * line.is_beta)

@@ -135,10 +135,12 @@ def sentences(outlook: Outlook) -> Iterator[str]:
     doubtful = [p for p in outlook.predictions if p.outside]
     if doubtful:
         kinds = sorted({kind for p in doubtful for kind in p.outside})
+        tensor = outlook.configuration.setup.tp > 1
+        runs = "small models, with the same tp" if tensor else "the program collectives, with small sizes"
         yield (
             f"from N = {doubtful[0].ranks} on (marked ?) latency is a larger part of {'; '.join(kinds)} than in any file. The "
-            "library may have a faster way there; the interval reaches down to no latency. Runs of the program collectives "
-            "with small sizes, at the same numbers of nodes, would show it."
+            f"library may have a faster way there; the interval reaches down to no latency. Runs of {runs}, at the same numbers "
+            "of nodes, would show it."
         )
 
 
