@@ -51,3 +51,9 @@ echo
 code=0
 build/venv/bin/python jobs/overlap.py --mpiexec "${mpiexec:-mpiexec}" || code=$?
 ((code == 0 || code == 77)) || exit "$code"
+
+# How well four hosts are told from one and two, over the same kind of link.
+echo
+code=0
+build/venv/bin/python jobs/prediction.py --mpiexec "${mpiexec:-mpiexec}" || code=$?
+((code == 0 || code == 77)) || exit "$code"
