@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shardbench import __version__
 from shardbench.arguments import USAGE, Parser
+from shardbench.compare import command as compare
 from shardbench.errors import RunError, UsageError
 from shardbench.platforms import load_platform, shipped_names
 from shardbench.predict import advise_command, fit_command, predict_command
@@ -87,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the page to write (default: report.html)",
     )
     report.set_defaults(run=_report)
+    compare.add_parser(commands.add_parser)
     _add_simulate(commands.add_parser)
     sweep.add_parser(commands.add_parser)
     fit_command.add_parser(commands.add_parser)
