@@ -14,6 +14,7 @@ from shardbench import __version__
 from shardbench.arguments import USAGE, Parser
 from shardbench.compare import command as compare
 from shardbench.errors import RunError, UsageError
+from shardbench.export import command as export
 from shardbench.platforms import load_platform, shipped_names
 from shardbench.predict import advise_command, fit_command, predict_command
 from shardbench.read import SCHEMA_VERSION
@@ -89,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.set_defaults(run=_report)
     compare.add_parser(commands.add_parser)
+    export.add_parser(commands.add_parser)
     _add_simulate(commands.add_parser)
     sweep.add_parser(commands.add_parser)
     fit_command.add_parser(commands.add_parser)

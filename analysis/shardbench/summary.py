@@ -265,6 +265,11 @@ def find_traces(path: Path) -> list[Path]:
     return files
 
 
+def name_below(path: Path, file: Path) -> str:
+    """How a file that `find_traces(path)` has found is called."""
+    return file.name if file == path else str(file.relative_to(path))
+
+
 def usable_traces(
     path: Path, excluded: list[Excluded], *, for_fits: bool = False
 ) -> Iterator[tuple[str, Trace]]:
@@ -278,7 +283,7 @@ def usable_traces(
     """
     names_by_launch: dict[tuple[str, ...], str] = {}
     for file in find_traces(path):
-        name = file.name if file == path else str(file.relative_to(path))
+        name = name_below(path, file)
         try:
             trace = read_trace(file)
         except TraceError as error:
