@@ -160,7 +160,7 @@ def rank_effect(steps: pd.DataFrame, column: str) -> float | None:
     - between: the variance of the ranks' medians, less what within adds to it: a median of n normal samples has the
       variance pi/2 within / n for large n (Cramer, Mathematical Methods of Statistics, 1946, section 28.5).
 
-    None for one rank and below `MINIMUM_SAMPLES` steps.
+    Take it of compute_s: collectives make the ranks' step_s alike. None for one rank and below `MINIMUM_SAMPLES` steps.
     """
     values = timed_steps(steps).pivot_table(column, "step", "rank").to_numpy()
     if values.shape[0] < MINIMUM_SAMPLES or values.shape[1] < 2:

@@ -5,6 +5,7 @@ in N form a series, series of one model form a study. Everything is seconds, byt
 """
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -266,8 +267,9 @@ def find_traces(path: Path) -> list[Path]:
 
 
 def name_below(path: Path, file: Path) -> str:
-    """How a file that `find_traces(path)` has found is called."""
-    return file.name if file == path else str(file.relative_to(path))
+    """How a file that `find_traces(path)` has found is called; its name need not be UTF-8, this is."""
+    name = file.name if file == path else str(file.relative_to(path))
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def usable_traces(

@@ -121,7 +121,7 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     name = b"\xff.h5".decode("utf-8", "surrogateescape")
     folder = write(tmp_path / "runs")
     synthetic().write(folder / "x.h5").rename(folder / name)
-    assert rows_of(exported(folder, "runs"))[0]["file"] == "?.h5"
+    assert rows_of(exported(folder, "runs"))[0]["file"] == "\ufffd.h5"
 
 
 def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

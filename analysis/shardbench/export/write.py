@@ -18,8 +18,7 @@ def write_csv(parts: Iterable[pd.DataFrame], path: Path) -> int:
     Numbers have a decimal point and all digits that they need to be read back as they are; what is missing is empty.
     """
     rows = 0
-    # A file's name need not be UTF-8.
-    with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         for index, part in enumerate(parts):
             part.to_csv(file, index=False, header=index == 0, lineterminator="\r\n")
             rows += len(part)
