@@ -71,9 +71,15 @@ def outputs(runs: Path, out: Path, point: str, environment: dict[str, str]) -> d
     return said | {path.name: path.read_bytes() for path in sorted(out.iterdir())}
 
 
-def test_no_byte_depends_on_locale_time_zone_or_terminal(runs: Path, german: Path, tmp_path: Path) -> None:
-    plain = outputs(runs, tmp_path / "plain", ".", {"LC_ALL": "C.UTF-8", "TZ": "UTC", "COLUMNS": "80"})
-    there = {"LC_ALL": "de_DE.UTF-8", "LOCPATH": str(german), "TZ": "Asia/Kolkata", "COLUMNS": "200"}
+def test_no_byte_depends_on_the_environment(runs: Path, german: Path, tmp_path: Path) -> None:
+    plain = outputs(
+        runs,
+        tmp_path / "plain",
+        ".",
+        {"LC_ALL": "C.UTF-8", "TZ": "UTC", "COLUMNS": "80", "PYTHONHASHSEED": "1"},
+    )
+    there = {"LC_ALL": "de_DE.UTF-8", "LOCPATH": str(german), "TZ": "Asia/Kolkata"}
+    there |= {"COLUMNS": "200", "PYTHONHASHSEED": "2"}
     elsewhere = outputs(runs, tmp_path / "elsewhere", ",", there)
     assert b"1234.5" in plain["steps.csv"]
     assert plain.keys() == elsewhere.keys()

@@ -67,8 +67,8 @@ def _sides(found: Comparison) -> Iterator[str]:
     for name, side, facts in (("A (base)", found.a, of_a), ("B", found.b, of_b)):
         commits = ", ".join(facts.get("commit", ("none",)))
         yield f"{name}: {side.name}, {plural(len(side.launches), 'launch')}, commit {commits}"
-    for name in of_a.keys() & of_b.keys() - {"commit"}:
-        if of_a[name] != of_b[name]:
+    for name, values in of_a.items():
+        if name != "commit" and values != of_b.get(name, values):
             yield f"{name} differs: A {', '.join(of_a[name])}; B {', '.join(of_b[name])}"
 
 
