@@ -1,4 +1,4 @@
-"""The same bytes in a locale with a decimal comma, another time zone and another terminal width."""
+"""The same bytes in a locale with a decimal comma, another time zone, another terminal width and order of sets."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ sys.exit(main())
 """
 COMMANDS = (
     ["report", "{runs}", "-o", "{out}/report.html"],
-    ["compare", "{runs}", "{runs}"],
+    ["compare", "{runs}", "{runs}/../other"],
     ["compare", "{runs}", "{runs}", "--format", "json", "--threshold", "2.5"],
     ["export", "{runs}", "-o", "{out}/steps.csv"],
     ["export", "{runs}", "-o", "{out}/points.csv", "--table", "points"],
@@ -52,6 +52,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     broken = synthetic(launch=1)
     broken.row("steps", rank=1, step=4)["other_s"] += 1.5e-6
     broken.write(folder / "broken.h5")
+    (folder.parent / "other").mkdir()
+    facts = dict(mpi_library="MPICH 4.3", build_type="Debug", git_commit="fedcba9876543210")
+    synthetic(step_s=[1234.5 + i / 3 for i in range(7)], **facts).write(folder.parent / "other" / "2.h5")
     return folder
 
 
