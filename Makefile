@@ -27,10 +27,10 @@ define compile
 @cmake --build --preset $(1) -j $(JOBS)
 endef
 
-.PHONY: help deps build run test test-all test-asan reliability bench lint format clean
+.PHONY: help deps build run test test-all test-asan test-current reliability bench lint format clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 deps: ## install what is missing (Debian 12 as root; otherwise name it) and create build/venv
 	@cmake/deps.sh
@@ -63,6 +63,14 @@ test-asan: deps ## run the unit and MPI tests under AddressSanitizer and Undefin
 	$(call configure,asan)
 	$(call compile,asan)
 	@$(CTEST) --test-dir build/asan -L 'unit|mpi' -LE 'slow|paper'
+
+# Debian's versions are what `make test` runs on. With these tests warnings are errors, so that what a newer version is about
+# to drop is noticed.
+test-current: build ## run the tests of analysis/ with the newest versions of its libraries, from PyPI
+	@python3 -m venv --clear build/venv-current
+	@build/venv-current/bin/pip install -q --disable-pip-version-check -e 'analysis[test,parquet]'
+	@build/venv-current/bin/pip --disable-pip-version-check list --format=freeze
+	@MPLCONFIGDIR=$(CURDIR)/build/matplotlib build/venv-current/bin/python -m pytest -q -p no:cacheprovider analysis/tests
 
 reliability: build ## run every case of docs/reliability.md on the release and the sanitizer build and write it anew
 	$(call configure,asan)

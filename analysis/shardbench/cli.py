@@ -9,26 +9,19 @@ import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
 
 from shardbench import __version__
+from shardbench.arguments import USAGE, Parser
+from shardbench.compare import command as compare
 from shardbench.errors import RunError, UsageError
+from shardbench.export import command as export
+from shardbench.platforms import load_platform, shipped_names
 from shardbench.predict import advise_command, fit_command, predict_command
-from shardbench.platforms import PlatformError, load_platform, shipped_names
 from shardbench.read import SCHEMA_VERSION
-from shardbench.simulate import BIN_VARIABLE, SimulationError, plan_simulation, simulate
+from shardbench.simulate import BIN_VARIABLE, plan_simulation, simulate
 from shardbench.sweep import command as sweep
 
-if TYPE_CHECKING:
-    from shardbench.summary import Directory
-
-DONE, FAILED, USAGE = 0, 1, 2
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line instead of argparse's usage text."""
-        self.exit(USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+DONE, FAILED = 0, 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         return int(options.run(options))
-    except (UsageError, PlatformError, SimulationError) as error:
+    except UsageError as error:
         print(f"shardbench {options.command}: {error}", file=sys.stderr)
         return USAGE
     except RunError as error:
@@ -61,10 +54,10 @@ def _split(arguments: Sequence[str]) -> tuple[Sequence[str], list[str]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="shardbench",
-        description="Validates shardbench's HDF5 traces and reports on them.",
-        allow_abbrev=False,
+        description="Runs studies of shardbench's scenarios and simulations of them; validates, compares, exports and "
+        "reports on the HDF5 traces that they leave.",
     )
     parser.add_argument(
         "--version",
@@ -74,7 +67,6 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     validate = commands.add_parser(
         "validate",
-        allow_abbrev=False,
         help="check files against the schema and its invariants",
         description="Checks files against the schema and its invariants. Prints one line for each violated "
         "invariant; exit code 1 if there is any.",
@@ -83,7 +75,6 @@ def _parser() -> argparse.ArgumentParser:
     validate.set_defaults(run=_validate)
     report = commands.add_parser(
         "report",
-        allow_abbrev=False,
         help="summarise a directory of files as a table and an HTML page",
         description="Reads all *.h5 below DIR, prints a summary table and writes one self-contained "
         "HTML page. Files that cannot be used are listed with the reason.",
@@ -98,6 +89,8 @@ def _parser() -> argparse.ArgumentParser:
         help="the page to write (default: report.html)",
     )
     report.set_defaults(run=_report)
+    compare.add_parser(commands.add_parser)
+    export.add_parser(commands.add_parser)
     _add_simulate(commands.add_parser)
     sweep.add_parser(commands.add_parser)
     fit_command.add_parser(commands.add_parser)
@@ -109,7 +102,6 @@ def _parser() -> argparse.ArgumentParser:
 def _add_simulate(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     parser = add_parser(
         "simulate",
-        allow_abbrev=False,
         help="run a scenario on a simulated machine",
         description="Runs the code of a scenario on a simulated machine (SimGrid). Time is modelled; bytes and "
         "collectives are those of a real run. Options of the scenario follow after --.",
@@ -162,8 +154,11 @@ def _validate(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from shardbench.report import html_report, text_report
+    from shardbench.summary import read_directory
 
-    found = _read(options.directory)
+    if options.directory.is_file():
+        raise UsageError(f"{options.directory} is not a folder; pass the folder that holds the .h5 files")
+    found = read_directory(options.directory)
     print(text_report(found), end="\n\n")
     if not found.launches:
         reason = f"none of the {len(found.excluded)} files below {options.directory} can be used"
@@ -177,15 +172,3 @@ def _report(options: argparse.Namespace) -> int:
         return FAILED
     print(options.output)
     return DONE
-
-
-def _read(directory: Path) -> "Directory":
-    from shardbench.summary import read_directory
-
-    if not directory.is_dir():
-        kind = "is not a folder" if directory.exists() else "does not exist"
-        raise UsageError(f"{directory} {kind}; pass the folder that holds the .h5 files")
-    found = read_directory(directory)
-    if not found.launches and not found.excluded:
-        raise UsageError(f"no *.h5 file below {directory}; run a scenario with --output {directory}/NAME.h5")
-    return found

@@ -7,16 +7,17 @@ platform whose values hold where the file has none.
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from math import ceil, isfinite
 from pathlib import Path
 from typing import Any
+
+from shardbench.errors import UsageError, did_you_mean
 
 SHIPPED = Path(__file__).resolve().parents[2] / "jobs/platforms"
 """Beside the package in a checkout."""
 
 
-class PlatformError(Exception):
+class PlatformError(UsageError):
     """A description that cannot be used: problem, reason, what to do, in one line."""
 
 
@@ -143,7 +144,7 @@ def _find(name_or_file: str, beside: Path = Path()) -> Path:
         return SHIPPED / f"{name_or_file}.toml"
     choice = ", ".join(shipped_names()) or f"(none in {SHIPPED})"
     raise PlatformError(
-        f"there is no platform '{name_or_file}'{_suggestion(name_or_file, shipped_names())}; "
+        f"there is no platform '{name_or_file}'{did_you_mean(name_or_file, shipped_names())}; "
         f"choose one of {choice}, or pass a file NAME.toml of the same form"
     )
 
@@ -160,7 +161,7 @@ def _values(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     own = dict(_flattened(content))
     for key in own:
         if key not in KEYS:
-            raise PlatformError(f"{path} has a key '{key}' that no platform has{_suggestion(key, KEYS)}")
+            raise PlatformError(f"{path} has a key '{key}' that no platform has{did_you_mean(key, KEYS)}")
     if base is None:
         return own
     base_path = _find(str(base), path.parent)
@@ -182,7 +183,7 @@ def _parse_change(change: str) -> tuple[str, Any]:
     if not equals:
         raise PlatformError(f"--set {change} says no value; write KEY=VALUE, as in node.nic_bandwidth=25e9")
     if key not in KEYS:
-        suggestion = _suggestion(key, KEYS) or f"; the keys are {', '.join(KEYS)}"
+        suggestion = did_you_mean(key, KEYS) or f"; the keys are {', '.join(KEYS)}"
         raise PlatformError(f"--set {change}: platforms have no key '{key}'{suggestion}")
     try:
         return key, tomllib.loads(f"value = {text}")["value"]
@@ -204,8 +205,3 @@ def _check(platform: Platform) -> None:
             f"platform {platform.name}: network.leaf_nodes = {leaf_nodes} is not a multiple of "
             f"network.oversubscription = {oversubscription}, so a leaf switch would have a part of a link; change one"
         )
-
-
-def _suggestion(word: str, known: Iterable[str]) -> str:
-    close = get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""

@@ -231,23 +231,6 @@ def _read(path: Path, wanted: Collection[str]) -> tuple[dict[str, Any], dict[str
     return facts, tables
 
 
-def read_status(path: Path) -> str:
-    """The `status` of a file alone: whether its run has come to its end.
-
-    Raises:
-        TraceError: the file is missing, damaged or of another schema or version.
-    """
-
-    def status() -> Iterator[bytes]:
-        with h5py.File(path, "r") as file:
-            yield _text(file.attrs.get("status", "")).encode()
-
-    try:
-        return bytes(run_isolated(status, _limits(path.stat().st_size))[0]).decode()
-    except (OSError, IsolatedFailure) as error:
-        raise TraceError(path, [_unreadable(error)]) from error
-
-
 def _limits(size: int) -> Limits:
     """Far more than a sound file of `size` bytes needs; tables are stored uncompressed."""
     return Limits(

@@ -20,9 +20,10 @@ from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 
+from shardbench.errors import UsageError
 from shardbench.platforms import Platform
 from shardbench.processes import ends_with_this_process
-from shardbench.read import TraceError, read_status
+from shardbench.read import TraceError, read_header
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BIN_VARIABLE = "SHARDBENCH_SIM_BIN"
@@ -57,7 +58,7 @@ FLAGS = (
 _RETURNED = re.compile(rb"SMPI process did not return 0\. Return value : (\d+)")
 
 
-class SimulationError(Exception):
+class SimulationError(UsageError):
     """A request that cannot be simulated: problem, reason, what to do, in one line."""
 
 
@@ -259,7 +260,7 @@ def _verdict(
     if _identity(output) == before:
         return code, "the run ended before it wrote a file, see above"
     try:
-        status = read_status(output)
+        status = read_header(output).attributes.status
     except TraceError as error:
         # What ranks have said tells more, and the file may be that of another run, in which theirs was refused.
         return code, "the run failed, see above" if codes else str(error)

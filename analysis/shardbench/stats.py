@@ -6,7 +6,7 @@ maximum before steps are combined by the median. Ratios are formed from medians 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, pi
 
 import numpy as np
 import pandas as pd
@@ -77,6 +77,34 @@ def relative_width(estimate: Estimate) -> float | None:
     return (estimate.high - estimate.low) / estimate.median
 
 
+@dataclass(frozen=True)
+class Ratio:
+    """Of two medians, and the interval of that ratio; None where it has no finite value."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+def ratio_of_medians(base: Estimate, other: Estimate) -> Ratio:
+    """other / base, of independent samples that are not negative.
+
+    The interval is [other.low / base.high, other.high / base.low]. It excludes 1 exactly where the two intervals are
+    apart, and covers the true ratio wherever both cover their medians: at least in 0.95^2 = 90 % of cases, whatever the
+    distributions. One miss alone does harm only where it exceeds the other side's reach, so that the coverage is 95 %
+    where one side hardly scatters, and 99 % where both scatter alike; tests count it.
+    """
+    if base.low is None or base.high is None or other.low is None or other.high is None:
+        low = high = None
+    else:
+        low, high = _divided(other.low, base.high), _divided(other.high, base.low)
+    return Ratio(_divided(other.median, base.median), low, high)
+
+
+def _divided(dividend: float, divisor: float) -> float | None:
+    return dividend / divisor if divisor else None
+
+
 def window_times(collectives: pd.DataFrame) -> NDArray[np.float64]:
     """Seconds of one iteration of the slowest rank, for each window of one line of `collectives`, in order.
 
@@ -118,3 +146,26 @@ def tokens_per_step(steps: pd.DataFrame) -> int:
 def scaling_efficiency(throughput: float, size: int, base_throughput: float, base_size: int) -> float:
     """Throughput against the base's, for each rank; 1 is ideal, for strong and weak scaling."""
     return (throughput / base_throughput) / (size / base_size)
+
+
+def rank_effect(steps: pd.DataFrame, column: str) -> float | None:
+    """The share of a column's variance over (rank, timed step) that lies between ranks, from 0 to 1.
+
+    0: ranks differ no more than their steps make them. 1: each rank is always equally fast, and they differ. It is the
+    intraclass correlation ICC(1) = between / (between + within) (Shrout and Fleiss, Psychological Bulletin 86, 1979,
+    420-428), with robust variances in place of means of squares, so that one slow step is not taken for a slow rank:
+
+    - within: (1.4826 MAD)^2 of the deviations from each rank's median (1.4826 makes the median absolute deviation a
+      normal distribution's standard deviation: Rousseeuw and Croux, JASA 88, 1993, 1273-1283);
+    - between: the variance of the ranks' medians, less what within adds to it: a median of n normal samples has the
+      variance pi/2 within / n for large n (Cramer, Mathematical Methods of Statistics, 1946, section 28.5).
+
+    Take it of compute_s: collectives make the ranks' step_s alike. None for one rank and below `MINIMUM_SAMPLES` steps.
+    """
+    values = timed_steps(steps).pivot_table(column, "step", "rank").to_numpy()
+    if values.shape[0] < MINIMUM_SAMPLES or values.shape[1] < 2:
+        return None
+    medians = np.median(values, axis=0)
+    within = float((1.4826 * np.median(np.abs(values - medians))) ** 2)
+    between = max(0.0, float(np.var(medians, ddof=1)) - pi / 2 * within / values.shape[0])
+    return between / (between + within) if between > 0 else 0.0

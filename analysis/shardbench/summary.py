@@ -5,6 +5,7 @@ in N form a series, series of one model form a study. Everything is seconds, byt
 """
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +17,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shardbench import stats
+from shardbench.errors import UsageError
 from shardbench.overlap import Overlap, overlap
 from shardbench.read import Attributes, Config, Trace, TraceError, read_trace
 from shardbench.stats import Estimate
 from shardbench.stragglers import Unknown, Waits, split_waits
 from shardbench.units import MILLISECONDS, exact, number, percent, plural
-from shardbench.validate import ledger_mismatches
+from shardbench.validate import BENCHMARK, ledger_mismatches
 
 SCENARIOS = ("ddp", "zero1", "zero2", "zero3", "mesh2d")
 """The order in which scenarios are listed: from nothing sharded to everything."""
@@ -112,7 +114,11 @@ class Launch:
         """Everything but scenario, model and N that sets one series apart from another."""
         excluded = NOT_CONFIGURATION | {"model"} | ({"grad-accum"} if self.is_strong else set())
         options = {name: v for name, v in self.config.options.items() if name not in excluded}
-        return {"backend": self.attributes.backend, "tp": self.attributes.tp} | options
+        simulation = self.config.simulation
+        machine: dict[str, Any] = {}
+        if simulation:
+            machine = {"platform": simulation.get("platform"), **simulation.get("changed", {})}
+        return {"backend": self.attributes.backend, "tp": self.attributes.tp} | machine | options
 
 
 @dataclass(frozen=True)
@@ -222,10 +228,11 @@ class Study:
 
 @dataclass(frozen=True)
 class Excluded:
-    """A file that is left out, and why."""
+    """A file that is left out, and why; `has_failed` where its run did, or the check of its results."""
 
     name: str
     reason: str
+    has_failed: bool = False
 
 
 @dataclass
@@ -242,45 +249,122 @@ class Directory:
         return _studies(self.launches)
 
 
-def read_directory(directory: Path) -> Directory:
-    """Reads all *.h5 below a directory, one file at a time, and keeps their summaries.
+def find_traces(path: Path) -> list[Path]:
+    """The file itself, or every *.h5 below the folder, in the order of names.
 
-    Files that are incomplete, damaged, copies of another, or without timed steps are listed in
-    `excluded`, not raised.
+    Raises:
+        UsageError: there is nothing to read.
     """
-    found = Directory(str(directory))
-    names_by_launch: dict[tuple[str, ...], str] = {}
+    if not path.exists():
+        raise UsageError(f"{path} does not exist; pass the folder that holds .h5 files, or one of them")
+    if path.is_file():
+        return [path]
     # Regular files only: opening a pipe of that name would wait for ever.
-    for path in sorted(p for p in directory.rglob("*.h5") if p.is_file()):
-        name = str(path.relative_to(directory))
+    files = sorted(p for p in path.rglob("*.h5") if p.is_file())
+    if not files:
+        raise UsageError(f"no *.h5 file below {path}; run a scenario with --output {path}/NAME.h5")
+    return files
+
+
+def name_below(path: Path, file: Path) -> str:
+    """How a file that `find_traces(path)` has found is called; its name need not be UTF-8, this is."""
+    name = file.name if file == path else str(file.relative_to(path))
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+def usable_traces(
+    path: Path, excluded: list[Excluded], *, for_fits: bool = False
+) -> Iterator[tuple[str, Trace]]:
+    """Reads a file, or each below a folder, one at a time: its name there, and what it holds.
+
+    Files of the program `collectives` are among them. What is incomplete, damaged or a copy of another is added to
+    `excluded` instead; for fits so is what `unfit` names.
+
+    Raises:
+        UsageError: there is nothing to read.
+    """
+    names_by_launch: dict[tuple[str, ...], str] = {}
+    for file in find_traces(path):
+        name = name_below(path, file)
         try:
-            trace = read_trace(path)
+            trace = read_trace(file)
         except TraceError as error:
-            found.excluded.append(Excluded(name, "; ".join(error.problems)))
+            excluded.append(Excluded(name, "; ".join(error.problems)))
             continue
         attributes = trace.attributes
         identity = (attributes.launch_id, attributes.created_utc, attributes.command_line)
         original = names_by_launch.setdefault(identity, name)
         reason = unusable(trace) or (f"a copy of {original}" if original != name else None)
+        if for_fits:
+            reason = reason or unfit(trace)
         if reason:
-            found.excluded.append(Excluded(name, reason))
+            excluded.append(Excluded(name, reason, has_failed=attributes.status == "failed"))
+        else:
+            yield name, trace
+
+
+def read_directory(path: Path) -> Directory:
+    """Reads all *.h5 below a directory, or one file, and keeps the summaries of training runs.
+
+    Files that are incomplete, damaged, copies of another, or without timed steps are listed in `excluded`.
+
+    Raises:
+        UsageError: there is nothing to read.
+    """
+    found = Directory(str(path))
+    for name, trace in usable_traces(path, found.excluded):
+        if trace.attributes.scenario == BENCHMARK:
+            found.excluded.append(Excluded(name, f"no timed steps (scenario '{BENCHMARK}')"))
         else:
             found.launches.append(reduce_trace(trace, name))
+    found.excluded.sort(key=lambda excluded: excluded.name)
     return found
 
 
 def unusable(trace: Trace) -> str | None:
-    """Why a file's numbers must stay out of a report, or None."""
+    """Why a file's numbers must not be used for anything, or None."""
     if trace.incomplete:
         return trace.incomplete
+    if trace.attributes.scenario == BENCHMARK:
+        return "no collectives" if trace.collectives.empty else None
     step_s = stats.timed_steps(trace.steps)["step_s"]
     if step_s.empty:
         return f"no timed steps (scenario '{trace.attributes.scenario}')"
+    if missing := _missing_steps(trace):
+        return missing
     is_time = np.isfinite(step_s) & (step_s > 0)
     if not is_time.all():
         return f"a step time of {step_s[~is_time].iloc[0]} s"
     if stats.tokens_per_step(trace.steps) == 0:
         return "no tokens in the timed steps"
+    return None
+
+
+def _missing_steps(trace: Trace) -> str | None:
+    """Status and rows disagree where rows were lost on the way."""
+    options = trace.config.options
+    if not all(isinstance(options.get(name), int) for name in ("warmup", "steps")):
+        return (
+            "the options 'warmup' and 'steps' are not recorded, so nothing tells whether all steps are there"
+        )
+    expected = options["warmup"] + options["steps"]
+    found = (
+        trace.steps.groupby("rank")["step"]
+        .nunique()
+        .reindex(range(trace.attributes.world_size), fill_value=0)
+    )
+    rank = found.idxmin()
+    if found[rank] < expected:
+        return f"{found[rank]} of {expected} steps on rank {rank}, although the status is 'complete'"
+    return None
+
+
+def unfit(trace: Trace) -> str | None:
+    """Why a usable file's times must stay out of fits, or None."""
+    if trace.attributes.oversubscribed:
+        return "oversubscribed: more threads than CPUs, so that times are those of the queue for a core"
+    if trace.attributes.check == "failed":
+        return "its check failed: it did not do the work that its times are of"
     return None
 
 

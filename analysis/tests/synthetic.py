@@ -113,7 +113,7 @@ def _array(table: str, rows: Sequence[dict[str, Any]]) -> np.ndarray:
 def synthetic(
     scenario: str = "zero3",
     size: int = 2,
-    step_s: Sequence[float] = (0.010, 0.012, 0.011, 0.014, 0.013, 0.015, 0.016),
+    step_s: Sequence[float] = (0.010, 0.015, 0.011, 0.014, 0.013, 0.012, 0.016),
     warmup: int = 2,
     tp: int = 1,
     options: dict[str, Any] | None = None,
@@ -139,7 +139,7 @@ def synthetic(
         "ranks": [_rank(rank, tp) for rank in range(size)],
         "clock": [dict(rank=rank, at_s=0.0, offset_s=0.0, uncertainty_s=1e-6) for rank in range(size)],
         "steps": _steps(durations, warmup, size, tp),
-        "events": _events(durations, size),
+        "events": _events(durations, size, tp, _passes(scenario)),
         "memory": _memory(size),
         "memory_peak": _memory_peak(size),
         "ledger": _ledger(scenario, size, size // tp),
@@ -225,33 +225,44 @@ def _steps(durations: Sequence[float], warmup: int, size: int, tp: int) -> list[
     return rows
 
 
-def _events(durations: Sequence[float], size: int) -> list[dict[str, Any]]:
-    """In each step a gather that is waited for, and one that hides behind compute."""
+def _events(durations: Sequence[float], size: int, tp: int, passes: int) -> list[dict[str, Any]]:
+    """In each step a gather that is waited for, and two that hide behind compute.
+
+    The waits of a step are its exposed_s, its layers' compute is its compute_s, and the gathers are the ledger's.
+    """
+    dp = size // tp
     rows = []
-    for rank in range(size):
-        start_s = 0.0
-        for step, duration_s in enumerate(durations):
-            quarter = duration_s / 4
-            lanes = [
-                (0, "all_gather", "comm", 0.0, quarter),
-                (0, "wait", "compute", 0.0, quarter),
-                (0, "compute", "compute", quarter, 2 * quarter),
-                (1, "all_gather", "comm", quarter, 2 * quarter),
-                (1, "compute", "compute", 2 * quarter, 4 * quarter),
-            ]
-            # (layer, kind, stream, begin, end); a wait repeats its collective's layer.
-            for layer, kind, stream, begin, end in lanes:
-                rows.append(
-                    dict(
-                        rank=rank, step=step, micro=0, layer=layer, bucket=-1, phase="forward", kind=kind,
-                        stream=stream, axis="dp", algorithm="ring", dtype="bf16", group_size=size,
-                        elements=PSI, bytes=2 * PSI, sent_bytes=PSI, issue_s=start_s + begin,
-                        start_s=start_s + begin, end_s=start_s + end,
-                        wait_s=(start_s + end) - (start_s + begin) if layer == 0 else 0.0,
-                    )  # fmt: skip
-                )
-            start_s += duration_s
+    for step_row in _steps(durations, 0, size, tp):
+        rank, step, start_s = step_row["rank"], step_row["step"], step_row["start_s"]
+        half = durations[step] / 2
+        exposed = step_row["exposed_s"]
+        computed = max(half, exposed + step_row["compute_s"])
+        # (layer, kind, stream, begin, end, elements); a wait repeats its collective's layer and elements.
+        lanes = [
+            (0, "all_gather", "comm", 0.0, exposed, PSI),
+            (0, "wait", "compute", 0.0, exposed, PSI),
+            (0, "compute", "compute", exposed, half, 0),
+            (1, "all_gather", "comm", exposed, half, PSI),
+            (1, "all_gather", "comm", half, half, (passes - 2) * PSI + 12),
+            (1, "compute", "compute", half, computed, 0),
+        ]
+        for layer, kind, stream, begin, end, elements in lanes:
+            begin_s, end_s = start_s + begin, start_s + end
+            is_waited = layer == 0 and kind == "all_gather"
+            rows.append(
+                dict(
+                    rank=rank, step=step, micro=0, layer=layer, bucket=-1, phase="forward", kind=kind,
+                    stream=stream, axis="dp", algorithm="ring", dtype="bf16", group_size=dp,
+                    elements=elements, bytes=2 * elements, sent_bytes=elements, issue_s=begin_s, start_s=begin_s,
+                    end_s=end_s, wait_s=end_s - begin_s if is_waited else 0.0,
+                )  # fmt: skip
+            )
     return rows
+
+
+def _passes(scenario: str) -> int:
+    """How often a scheme moves the model's elements."""
+    return 3 if scenario in ("zero3", "mesh2d") else 2
 
 
 def _memory(size: int) -> list[dict[str, Any]]:
@@ -287,7 +298,7 @@ def _ledger(scenario: str, size: int, dp: int) -> list[dict[str, Any]]:
     """The ledger of a model of PSI parameters, with 12 elements of padding in the volume."""
     share = {"ddp": (1, 1, 1), "zero1": (1, 1, dp), "zero2": (1, dp, dp)}.get(scenario, (dp, dp, dp))
     memory = [bytes_ * PSI / n for bytes_, n in zip((2, 2, 12), share)]
-    passes = 3 if scenario in ("zero3", "mesh2d") else 2
+    passes = _passes(scenario)
     volume = passes * PSI * (dp - 1) / dp
     padding = 12 * (dp - 1) / dp
     quantities = [
@@ -296,7 +307,7 @@ def _ledger(scenario: str, size: int, dp: int) -> list[dict[str, Any]]:
         ("world", "optimizer_bytes", memory[2], 0, "bytes"),
         ("world", "static_bytes", sum(memory), 0, "bytes"),
         ("dp", "all_gather_forward_count", 3, 0, "count"),
-        ("dp", "all_gather_forward_size", PSI, 12, "elements"),
+        ("dp", "all_gather_forward_size", passes * PSI, 12, "elements"),
         ("dp", "volume_elements", volume, padding, "elements"),
         ("dp", "volume_bytes", 2 * volume, 2 * padding, "bytes"),
     ]

@@ -225,9 +225,9 @@ def test_unwritable_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["report", "{}"], "no *.h5 file below"),
         (["validate", "{}"], "is a folder; pass the path of a trace file"),
         (["validate", "{}/none.h5"], "does not exist; pass the path"),
-        (["valdate"], "invalid choice: 'valdate'"),
+        (["valdate"], "no command 'valdate'; did you mean validate?"),
         (["report"], "required: DIR"),
-        (["report", "{}", "--outptu", "x"], "unrecognized arguments"),
+        (["report", "{}", "--outptu", "x"], "no option --outptu"),
         ([], "required: COMMAND"),
     ],
 )

@@ -172,14 +172,16 @@ def test_overlap_on_comm_with_one_communicator(run: Synthetic, tmp_path: Path) -
     run.row("events", rank=0, step=0, kind="all_gather", layer=0)["end_s"] += 1e-6
     assert "stream comm with 1 communicator: all_gather of rank 0, step 0, layer 1" in only(run, tmp_path)
     run.config["options"]["communicators"] = 2
-    assert violations(run, tmp_path) == []
+    assert "stream comm with 2 communicators" in only(run, tmp_path)
+    run.row("events", rank=0, step=0, kind="all_gather", layer=0)["kind"] = "reduce_scatter"
+    assert "stream comm" not in "".join(violations(run, tmp_path))
 
 
 def test_axes_have_communicators_of_their_own(run: Synthetic, tmp_path: Path) -> None:
     first = run.row("events", rank=0, step=0, kind="all_gather", layer=0)
     first["end_s"] += 1e-6
     first["axis"] = "tp"
-    assert violations(run, tmp_path) == []
+    assert "stream comm" not in "".join(violations(run, tmp_path))
 
 
 def test_events_of_other_ranks_may_overlap(run: Synthetic, tmp_path: Path) -> None:
@@ -273,6 +275,179 @@ def test_full_trace_needs_its_datasets(run: Synthetic, tmp_path: Path, table: st
     assert f"{table}: no rows, although the option trace is 'events'" in only(run, tmp_path)
 
 
+# --- what tables say of each other
+
+
+def change(table: str, column: str, value: object, **where: object) -> Callable[[Synthetic], None]:
+    """A fault: another value in the first row with the given ones; a function makes it from the old value."""
+
+    def apply(run: Synthetic) -> None:
+        row = run.row(table, **where)
+        row[column] = value(row[column]) if callable(value) else value
+
+    return apply
+
+
+def add(seconds: float) -> Callable[[float], float]:
+    return lambda old: old + seconds
+
+
+def remove(table: str, **where: object) -> Callable[[Synthetic], None]:
+    return lambda run: run.tables[table].remove(run.row(table, **where))
+
+
+def move_events(run: Synthetic) -> None:
+    """Of one step, 1 us to the front: out of their step, and apart from each other as before."""
+    for row in run.tables["events"]:
+        if (row["rank"], row["step"]) == (1, 3):
+            for column in ("issue_s", "start_s", "end_s"):
+                row[column] -= 1e-6
+
+
+def negative_part(run: Synthetic) -> None:
+    row = run.row("steps", rank=0, step=4)
+    row["other_s"] -= 0.002
+    row["optimizer_s"] += 0.002
+
+
+def total(run: Synthetic, bytes_: int) -> None:
+    for rank in range(2):
+        run.tables["memory_peak"].append(dict(rank=rank, category="total_tracked", peak_bytes=bytes_))
+
+
+def stated_peak(run: Synthetic) -> None:
+    total(run, 20000)
+    row = dict(axis="world", quantity="textbook_peak_bytes", expected=1.0, padding=0.0, unit="bytes")
+    run.tables["ledger"].append(dict(rank=1, measured=20001.0, **row))
+
+
+GATHER = dict(kind="all_gather", layer=0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (negative_part, "rank 0, step 4: other_s = -0.0015 s is negative"),
+        (
+            change("steps", "exposed_rs_s", 2e-6, rank=1, step=3),
+            "rank 1, step 3: exposed_s = 0.00375 s, but its four parts",
+        ),
+        (
+            change("steps", "start_s", add(-1e-6), rank=1, step=3),
+            "rank 1, step 3 starts at 0.109999 s, before the one",
+        ),
+        (
+            change("steps", "warmup", 1, rank=0, step=5),
+            "rank 0, step 5: warmup = 1, but with 2 warm-up steps",
+        ),
+        (
+            change("steps", "warmup", 0, rank=0, step=1),
+            "warmup = 0, but with 2 warm-up steps and windows of 10 it must be 1",
+        ),
+        (
+            change("events", "rank", 2, rank=1, step=4, **GATHER),
+            "events: rank 2 does not exist: world_size is 2",
+        ),
+        (change("clock", "rank", -1, rank=1), "clock: rank -1 does not exist"),
+        (move_events, "layer 0 lasts from 0.109999 s to 0.113749 s, beyond its step, from 0.11 s"),
+        (
+            change("events", "step", 9, rank=1, step=8, **GATHER),
+            "all_gather of rank 1, step 9, layer 0 belongs to no row of steps",
+        ),
+        (
+            remove("events", rank=1, step=3, kind="wait"),
+            "rank 1, step 3: exposed_s = 0.00375 s, but the waits among events add up",
+        ),
+        (
+            remove("events", rank=1, step=3, kind="compute"),
+            "step 3: compute_s = 0.009749999999999998 s, but the layers' compute among events",
+        ),
+        (
+            change("events", "wait_s", 0.0, rank=1, step=3, **GATHER),
+            "wait of rank 1, step 3, layer 0 lasts 0.0037",
+        ),
+        (
+            change("events", "elements", 7, rank=1, step=3, kind="wait"),
+            "wait of rank 1, step 3, layer 0 lasts 0.0037",
+        ),
+        (
+            change("events", "wait_s", 1e-6, rank=1, step=3, kind="all_gather", layer=1),
+            "has wait_s = 1e-06 s, but there is no such wait",
+        ),
+        (
+            change("events", "group_size", 4, rank=0, step=3, **GATHER),
+            "group_size = 4, but axis dp has 2 ranks",
+        ),
+        (
+            change("events", "bytes", 2399, rank=0, step=3, **GATHER),
+            "layer 0: bytes = 2399, but elements = 1200 of bf16",
+        ),
+        (
+            change("events", "phase", "backward", rank=0, step=8, **GATHER),
+            "all_gather_forward_count: expected + padding is 3.0 count, but the events of the last step make 2.0",
+        ),
+        (
+            remove("events", rank=0, step=8, kind="all_gather", layer=1),
+            "rank 0, axis dp, all_gather_forward_count: expected + padding is 3.0",
+        ),
+        (
+            lambda run: total(run, 30000),
+            "total_tracked = 30000 bytes exceeds the sum of the categories' peaks, 24200 (and 1 more rank)",
+        ),
+        (
+            lambda run: total(run, 7399),
+            "rank 0 at 0.1 s: the categories add up to 7400 bytes, above total_tracked = 7399",
+        ),
+        (
+            stated_peak,
+            "ledger: rank 1: textbook_peak_bytes: measured 20001.0 bytes is not total_tracked = 20000",
+        ),
+        (
+            change("tensors", "elements", 401, index=2),
+            "tensors: their elements add up to 1201, but psi is 1200",
+        ),
+        (change("clock", "offset_s", 1e-9, rank=0), "clock: rank 0 at 0.0 s: offset_s = 1e-09 s"),
+        (change("clock", "uncertainty_s", -1e-9, rank=1), "clock: rank 1 at 0.0 s"),
+        (change("clock", "offset_s", nan, rank=1), "clock: rank 1 at 0.0 s: offset_s = nan s"),
+    ],
+)
+def test_tables_that_disagree(
+    run: Synthetic, tmp_path: Path, fault: Callable[[Synthetic], None], sentence: str
+) -> None:
+    run.config["options"]["window"] = 10
+    fault(run)
+    assert any(sentence in found for found in violations(run, tmp_path)), violations(run, tmp_path)
+
+
+def test_steady_is_what_the_steps_say(tmp_path: Path) -> None:
+    for late_s, steady in ((0.0109, 1), (0.0111, 0), (0.0091, 1), (0.0089, 0)):
+        step_s = [0.010] * 5 + [late_s] * 4
+        assert violations(synthetic(step_s=step_s, steady=steady), tmp_path) == []
+        assert f"steady is {1 - steady}, but" in only(synthetic(step_s=step_s, steady=1 - steady), tmp_path)
+
+
+def test_windows_begin_with_a_warm_up_step(tmp_path: Path) -> None:
+    run = synthetic(step_s=[0.010] * 7, options={"window": 3})
+    assert "rank 0, step 5: warmup = 0" in "".join(violations(run, tmp_path))
+    for row in run.tables["steps"]:
+        row["warmup"] |= int(row["step"] in (5, 8))
+    assert violations(run, tmp_path) == []
+
+
+def test_negative_calibration(run: Synthetic, tmp_path: Path) -> None:
+    row = dict(kind="block", layer=1, direction="forward", compute_alone_s=0.1, communication_alone_s=-0.1)
+    run.tables["calibration"] = [row]
+    assert "calibration: block forward: compute_alone_s = 0.1 s, communication_alone_s = -0.1 s" in only(
+        run, tmp_path
+    )
+
+
+def test_unsound_tables_are_not_compared(run: Synthetic, tmp_path: Path) -> None:
+    """A missing step leaves events without one, which need not be said as well."""
+    run.tables["steps"].remove(run.row("steps", rank=1, step=3))
+    assert not any(sentence.startswith("events") for sentence in violations(run, tmp_path))
+
+
 def test_damaged_file_is_a_violation(run: Synthetic, tmp_path: Path) -> None:
     path = run.write(tmp_path / "a.h5")
     path.write_bytes(path.read_bytes()[:2000])
@@ -287,7 +462,9 @@ def test_valid_collectives(tmp_path: Path, size: int) -> None:
     assert violations(synthetic_collectives(size), tmp_path) == []
 
 
-def test_the_table_of_collectives_is_optional_and_its_shape_is_checked(run: Synthetic, tmp_path: Path) -> None:
+def test_the_table_of_collectives_is_optional_and_its_shape_is_checked(
+    run: Synthetic, tmp_path: Path
+) -> None:
     assert "collectives" not in run.tables
     assert violations(run, tmp_path) == []
     run.tables["collectives"] = synthetic_collectives().tables["collectives"]
@@ -382,12 +559,16 @@ def test_the_reason_to_stop_fits_the_options(tmp_path: Path) -> None:
     run = synthetic_collectives(windows=5, precision=0.05)
     for line in range(3):
         of_line(run, line, stop="rows")
-    assert all("stop is 'rows' with room for another window" in sentence for sentence in violations(run, tmp_path))
+    assert all(
+        "stop is 'rows' with room for another window" in sentence for sentence in violations(run, tmp_path)
+    )
     assert len(violations(run, tmp_path)) == 3
 
 
 def test_lines_may_have_different_numbers_of_windows(tmp_path: Path) -> None:
-    run, longer = synthetic_collectives(windows=6, precision=0.05), synthetic_collectives(windows=7, precision=0.05)
+    run, longer = synthetic_collectives(windows=6, precision=0.05), synthetic_collectives(
+        windows=7, precision=0.05
+    )
     rows = [row for row in run.tables["collectives"] if row["line"] < 2]
     last = [row for row in longer.tables["collectives"] if row["line"] == 2]
     run.tables["collectives"] = rows + last

@@ -22,7 +22,6 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Declares the command's options."""
     parser = add(
         "sweep",
-        allow_abbrev=False,
         help="run a study: a grid of configurations, resumed where it stopped",
         description=DESCRIPTION,
     )
