@@ -16,7 +16,7 @@ from shardbench.compare import command as compare
 from shardbench.errors import RunError, UsageError
 from shardbench.export import command as export
 from shardbench.platforms import load_platform, shipped_names
-from shardbench.predict import advise_command, fit_command, predict_command
+from shardbench.predict import command as predict
 from shardbench.read import SCHEMA_VERSION
 from shardbench.simulate import BIN_VARIABLE, plan_simulation, simulate
 from shardbench.sweep import command as sweep
@@ -93,9 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_parser(commands.add_parser)
     _add_simulate(commands.add_parser)
     sweep.add_parser(commands.add_parser)
-    fit_command.add_parser(commands.add_parser)
-    predict_command.add_parser(commands.add_parser)
-    advise_command.add_parser(commands.add_parser)
+    predict.add_parsers(commands.add_parser)
     return parser
 
 

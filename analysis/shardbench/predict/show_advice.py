@@ -3,15 +3,13 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import log
-from pathlib import Path
 
 from shardbench.errors import UsageError
-from shardbench.platforms import load_platform, shipped_names
+from shardbench.platforms import load_platform
 from shardbench.predict.advise import Advice, Request, advise
-from shardbench.predict.predict_command import memory_size
 from shardbench.sweep.launchers import find_installation
 from shardbench.units import MILLISECONDS, bytes_text, number, percent, text_table
 
@@ -26,50 +24,6 @@ HEADINGS = (
     "per rank",
 )
 NUMERIC = ("peak memory/rank", "step ms", "95 % interval", "exposed", "tokens/s", "per rank")
-
-DESCRIPTION = (
-    "Asks the executables what each stage and mesh needs at N ranks, simulates those that fit on two to four nodes of the "
-    "platform, and extrapolates. Memory is what this benchmark tracks, with activations in fp32; what a framework's "
-    "allocator, CUDA and NCCL take comes on top, so pass what is left for the model. Options for all scenarios follow after --."
-)
-
-
-def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Declares the command's options."""
-    parser = add(
-        "advise",
-        allow_abbrev=False,
-        help="the best stage, mesh and prefetch for a memory and a number of ranks",
-        description=DESCRIPTION,
-        usage="%(prog)s --model NAME --gpu-memory SIZE --ranks N [--platform NAME|FILE] [--set KEY=VALUE]... -- [options]",
-    )
-    parser.add_argument("--model", required=True, metavar="NAME", help="a preset, such as 70b")
-    parser.add_argument(
-        "--gpu-memory", required=True, type=memory_size, metavar="SIZE", help="as in 80GB or 64GiB"
-    )
-    parser.add_argument("--ranks", required=True, type=int, metavar="N", help="GPUs, one a rank")
-    parser.add_argument(
-        "--platform",
-        default="h100-fat-tree",
-        metavar="NAME|FILE",
-        help=f"the machine: {', '.join(shipped_names())}, or a .toml file (default: h100-fat-tree)",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a figure of the platform; may be repeated",
-    )
-    parser.add_argument(
-        "--bin",
-        type=Path,
-        metavar="DIR",
-        help="the executables (default: SHARDBENCH_BIN, else build/release/bin)",
-    )
-    parser.add_argument("--sim-bin", type=Path, metavar="DIR", help="the simulated ones, as for simulate")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -3,8 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from shardbench.predict.alphabeta import Coefficient, Fit, Line
@@ -26,20 +25,6 @@ HEADINGS = (
 )
 NUMERIC = ("alpha µs", "1/beta GB/s", "base µs", "R²", "worst miss", "samples")
 MICROSECONDS = 1e6
-
-
-def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Declares the command's options."""
-    parser = add(
-        "fit",
-        allow_abbrev=False,
-        help="alpha and beta of each collective, from traces and from the program collectives",
-        description="Fits seconds = base + alpha * rounds + beta * volume to the collectives of all files below DIR, for each "
-        "collective, algorithm and kind of group. In brackets: 95 % intervals.",
-    )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="where the HDF5 files are")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,9 +4,8 @@ import argparse
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from shardbench.errors import RunError
@@ -14,7 +13,7 @@ from shardbench.predict.directory import read_for_fits
 from shardbench.predict.model import Prediction, Skill
 from shardbench.predict.outlook import EXPOSED_LIMIT, Outlook, outlooks_of
 from shardbench.sweep.launchers import find_installation
-from shardbench.units import MILLISECONDS, bytes_text, number, parse_bytes, percent, text_table
+from shardbench.units import MILLISECONDS, bytes_text, number, percent, text_table
 
 HEADINGS = (
     "configuration",
@@ -28,50 +27,6 @@ HEADINGS = (
     "error",
 )
 NUMERIC = HEADINGS[1:]
-
-
-def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Declares the command's options."""
-    parser = add(
-        "predict",
-        allow_abbrev=False,
-        help="step time, exposed communication and memory at larger N, from small ones",
-        description="Fits collectives and looks up compute in the files below DIR, asks the executables for the schedule at each "
-        "N (--plan), and replays it. Configurations need files with events (--trace events), on two nodes or more.",
-    )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="where the HDF5 files are")
-    parser.add_argument(
-        "--to",
-        type=int,
-        required=True,
-        metavar="N",
-        help="the largest N; before it each doubling of the smallest",
-    )
-    parser.add_argument(
-        "--gpu-memory",
-        type=memory_size,
-        metavar="SIZE",
-        help="name the fastest that fits, as in 80GB or 64GiB",
-    )
-    parser.add_argument(
-        "--ranks-per-node", type=int, metavar="R", help="ranks that share a node (default: as in the files)"
-    )
-    parser.add_argument(
-        "--bin",
-        type=Path,
-        metavar="DIR",
-        help="the executables (default: SHARDBENCH_BIN, else build/release/bin)",
-    )
-    parser.add_argument("--format", choices=("text", "json", "csv"), default="text", help="default: text")
-    parser.set_defaults(run=run)
-
-
-def memory_size(text: str) -> int:
-    """An argument that names a size; bytes."""
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def run(options: argparse.Namespace) -> int:
