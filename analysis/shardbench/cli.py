@@ -11,7 +11,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from shardbench import __version__
+from shardbench import __version__, timeline
 from shardbench.errors import RunError, UsageError
 from shardbench.predict import advise_command, fit_command, predict_command
 from shardbench.platforms import PlatformError, load_platform, shipped_names
@@ -103,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     fit_command.add_parser(commands.add_parser)
     predict_command.add_parser(commands.add_parser)
     advise_command.add_parser(commands.add_parser)
+    timeline.add_parser(commands.add_parser)
     return parser
 
 

@@ -6,7 +6,7 @@ the file and every deviation. Whether the numbers make sense is the business of 
 
 import dataclasses
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -230,10 +230,11 @@ def read_tables(path: Path, names: Collection[str]) -> tuple[Header, dict[str, "
     }
 
 
-def read_blocks(path: Path, table: str) -> Iterator["pd.DataFrame"]:
+def read_blocks(path: Path, table: str) -> Generator["pd.DataFrame", None, None]:
     """Yields a table in blocks of `BLOCK_ROWS` rows, in the file's order: little memory, however long it is.
 
     Its checksum is known to hold only when the last block has come. Keep nothing of them if this raises.
+    Whoever stops early closes the iterator.
 
     Raises:
         TraceError: as for `read_trace`, but damage to other tables is not noticed.
