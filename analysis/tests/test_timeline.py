@@ -559,8 +559,10 @@ MEASURED = """
 import resource, sys
 from shardbench.cli import main
 code = main(sys.argv[1:])
-peaks = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-print(*peaks, file=sys.stderr)
+# Not ru_maxrss of this process, which is at least that of who started it (man 2 getrusage).
+with open("/proc/self/status") as status:
+    (own,) = (line.split()[1] for line in status if line.startswith("VmHWM"))
+print(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)
 sys.exit(code)
 """
 
