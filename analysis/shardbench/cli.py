@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
-from shardbench import __version__
+from shardbench import __version__, timeline
 from shardbench.arguments import USAGE, Parser
 from shardbench.compare import command as compare
 from shardbench.errors import RunError, UsageError
@@ -93,7 +93,14 @@ def _parser() -> argparse.ArgumentParser:
     export.add_parser(commands.add_parser)
     _add_simulate(commands.add_parser)
     sweep.add_parser(commands.add_parser)
+<<<<<<< HEAD
     predict.add_parsers(commands.add_parser)
+=======
+    fit_command.add_parser(commands.add_parser)
+    predict_command.add_parser(commands.add_parser)
+    advise_command.add_parser(commands.add_parser)
+    timeline.add_parser(commands.add_parser)
+>>>>>>> 438bb43b155c09bae0b5d6146809ceefa4be0eea
     return parser
 
 

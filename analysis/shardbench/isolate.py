@@ -13,7 +13,7 @@ import signal
 import struct
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -26,7 +26,10 @@ DONE, RAISED, OUT_OF_MEMORY = 0, 1, 2
 
 @dataclass(frozen=True)
 class Limits:
-    """What the work may use. Memory counts what it needs beyond this process, in bytes."""
+    """What the work may use. Memory counts what it needs beyond this process, in bytes.
+
+    `wall_s` counts while this process waits for a part, not while it uses one.
+    """
 
     wall_s: float
     cpu_s: int
@@ -45,6 +48,16 @@ def run_isolated(work: Callable[[], Iterable[bytes | memoryview]], limits: Limit
 
     Raises:
         IsolatedFailure: the process was killed by a signal, exceeded a limit, or raised.
+    """
+    return list(stream_isolated(work, limits))
+
+
+def stream_isolated(
+    work: Callable[[], Iterable[bytes | memoryview]], limits: Limits
+) -> Generator[bytearray, None, None]:
+    """As `run_isolated`, but yields each part when it arrives. Whoever stops early closes the iterator.
+
+    The process has ended when the iterator is exhausted or closed, or raises.
     """
     receiver, sender = os.pipe()
     # An interrupt waits until there is a handler for what it must clean up.
@@ -67,11 +80,10 @@ def run_isolated(work: Callable[[], Iterable[bytes | memoryview]], limits: Limit
         os.close(sender)
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         try:
-            parts = _receive(receiver, limits)
+            yield from _receive(receiver, limits)
         except EOFError:
             reaped = True
             raise IsolatedFailure(_cause(os.waitpid(child, 0)[1])) from None
-        return parts
     finally:
         os.close(receiver)
         if not reaped:
@@ -126,18 +138,19 @@ def _write(sender: int, data: bytes | memoryview) -> None:
         rest = rest[os.write(sender, rest) :]
 
 
-def _receive(receiver: int, limits: Limits) -> list[bytearray]:
-    deadline = time.monotonic() + limits.wall_s
-    parts: list[bytearray] = []
-    left = limits.result
+def _receive(receiver: int, limits: Limits) -> Iterator[bytearray]:
+    patience_s, left = limits.wall_s, limits.result
     while True:
-        (length,) = LENGTH.unpack(_read(receiver, LENGTH.size, deadline))
+        begin_s = time.monotonic()
+        (length,) = LENGTH.unpack(_read(receiver, LENGTH.size, begin_s + patience_s))
         if length == END:
-            return parts
+            return
         left -= length
         if left < 0:
             raise IsolatedFailure("it yields more data than it can hold")
-        parts.append(_read(receiver, length, deadline))
+        part = _read(receiver, length, begin_s + patience_s)
+        patience_s -= time.monotonic() - begin_s
+        yield part
 
 
 def _read(receiver: int, size: int, deadline: float) -> bytearray:

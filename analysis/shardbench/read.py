@@ -6,7 +6,8 @@ the file and every deviation. Whether the numbers make sense is the business of 
 
 import dataclasses
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from math import nan
@@ -18,13 +19,16 @@ from zlib import crc32
 import h5py
 import numpy as np
 
-from shardbench.isolate import IsolatedFailure, Limits, run_isolated
+from shardbench.isolate import IsolatedFailure, Limits, run_isolated, stream_isolated
 
 if TYPE_CHECKING:
     import pandas as pd  # and where tables are made: reading a header shall not wait for it
 
 SCHEMA = "shardbench"
 SCHEMA_VERSION = 1
+
+BLOCK_ROWS = 8192
+"""Rows of a table that are in memory at once where it is read in blocks; 1 MB of events."""
 
 DAMAGED = "so the file is damaged; copy it again or repeat the run"
 
@@ -135,6 +139,11 @@ class Header:
     attributes: Attributes
     config: Config
 
+    @property
+    def incomplete(self) -> str | None:
+        """Why the run's numbers must not be used, or None for a complete run."""
+        return _incomplete(self.attributes.status)
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -195,8 +204,9 @@ def read_trace(path: Path) -> Trace:
         TraceError: the file is missing, damaged, of another schema or version, or not shaped as
             the schema promises.
     """
-    facts, tables = _read(path, ALL_TABLES)
-    return _trace(path, facts, tables)
+    facts, contents = _read(path, ALL_TABLES)
+    header, tables = _header(facts), _frames(path, facts, contents)
+    return Trace(path, header.attributes, header.config, **tables)
 
 
 def read_header(path: Path) -> Header:
@@ -205,30 +215,89 @@ def read_header(path: Path) -> Header:
     Raises:
         TraceError: as for `read_trace`, but damage to tables is not noticed.
     """
-    facts, _ = _read(path, ())
-    attributes, config = _attributes(facts), json.loads(facts["config"])
-    return Header(attributes, Config(**_known_fields(Config, config)))
+    return _header(_read(path, ())[0])
 
 
-def _read(path: Path, wanted: Collection[str]) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
-    """What `_contents` says, and the rows of the wanted tables."""
+def read_tables(path: Path, names: Collection[str]) -> tuple[Header, dict[str, "pd.DataFrame"]]:
+    """Reads the header and some tables whole.
+
+    Raises:
+        TraceError: as for `read_trace`, but damage to other tables is not noticed.
+    """
+    facts, contents = _read(path, names)
+    return _header(facts), {
+        name: table for name, table in _frames(path, facts, contents).items() if name in names
+    }
+
+
+def read_blocks(path: Path, table: str) -> Generator["pd.DataFrame", None, None]:
+    """Yields a table in blocks of `BLOCK_ROWS` rows, in the file's order: little memory, however long it is.
+
+    Its checksum is known to hold only when the last block has come. Keep nothing of them if this raises.
+    Whoever stops early closes the iterator.
+
+    Raises:
+        TraceError: as for `read_trace`, but damage to other tables is not noticed.
+    """
+    with _opened(path, [table]) as (facts, blocks):
+        for name, rows in blocks:
+            yield _decoded(path, name, _rows(facts, name, rows))
+
+
+def _read(path: Path, wanted: Collection[str]) -> tuple[dict[str, Any], dict[str, bytearray]]:
+    """What `_contents` says first, and the rows of the wanted tables as they lie in the file."""
+    with _opened(path, wanted) as (facts, blocks):
+        contents = {name: bytearray() for name in facts["tables"]}
+        for name, rows in blocks:
+            contents[name] += rows
+    return facts, contents
+
+
+@contextmanager
+def _opened(
+    path: Path, wanted: Collection[str]
+) -> Iterator[tuple[dict[str, Any], Iterator[tuple[str, bytearray]]]]:
+    """What `_contents` says first, and blocks of the wanted tables, with the name of theirs.
+
+    Raises:
+        TraceError: where the `with` statement begins or while blocks are taken, the last time after the last block.
+    """
     try:
         status = path.stat()
         if not S_ISREG(status.st_mode):
             raise TraceError(path, ["cannot be read: not a regular file; pass the path of a trace file"])
-        header, *contents = run_isolated(lambda: _contents(path, wanted), _limits(status.st_size))
+        with closing(stream_isolated(lambda: _contents(path, wanted), _limits(status.st_size))) as parts:
+            facts = json.loads(next(parts))
+            _refuse_problems(path, facts)
+            yield facts, _checked_blocks(path, facts, parts, wanted)
     except (OSError, IsolatedFailure) as error:
         raise TraceError(path, [_unreadable(error)]) from error
-    facts = json.loads(header)
+
+
+def _checked_blocks(
+    path: Path, facts: Mapping[str, Any], parts: Iterator[bytearray], wanted: Collection[str]
+) -> Iterator[tuple[str, bytearray]]:
+    sums = {name: _layout_sum(table["layout"]) for name, table in facts["tables"].items()}
+    for name, table in facts["tables"].items():
+        for _ in range(0, table["rows"], BLOCK_ROWS):
+            if failure := next(parts):
+                _refuse_problems(path, json.loads(failure))
+            rows = next(parts)
+            sums[name] = crc32(rows, sums[name])
+            yield name, rows
+    for _ in parts:  # none is left; but how the process ends counts
+        pass
+    if problems := list(_checksum_problems(facts, sums, wanted)):
+        raise TraceError(path, problems)
+
+
+def _refuse_problems(path: Path, facts: Mapping[str, Any]) -> None:
     if facts["problems"]:
         raise TraceError(path, facts["problems"])
-    tables = {
-        name: np.frombuffer(rows, np.dtype(layout))
-        for (name, layout), rows in zip(facts["tables"].items(), contents, strict=True)
-    }
-    if problems := list(_checksum_problems(facts, tables, wanted)):
-        raise TraceError(path, problems)
-    return facts, tables
+
+
+def _rows(facts: Mapping[str, Any], table: str, content: bytearray) -> np.ndarray[Any, Any]:
+    return np.frombuffer(content, np.dtype(facts["tables"][table]["layout"]))
 
 
 def _limits(size: int) -> Limits:
@@ -249,9 +318,10 @@ def _unreadable(error: Exception) -> str:
 
 
 def _contents(path: Path, wanted: Collection[str]) -> Iterator[bytes | memoryview]:
-    """What the process that opens the file says: facts as JSON, then the rows of each table.
+    """What the process that opens the file says: facts as JSON, then the tables in blocks of rows.
 
-    The facts are `problems` and, if there are none, `attributes`, `config` and `tables` (the layouts).
+    The facts are `problems` and, if there are none, `attributes`, `config` and `tables` (layout and number of
+    rows). Before each block stands an empty part, or in its place the `problems` that end the reading.
     """
     try:
         with h5py.File(path, "r") as file:
@@ -277,16 +347,21 @@ def _sound_contents(path: Path, file: h5py.File, wanted: Collection[str]) -> Ite
         # A run that was killed lacks what is written last: say so before listing what is missing.
         incomplete = _incomplete(_text(file.attrs.get("status", "complete")))
         raise TraceError(path, [incomplete, *problems] if incomplete else problems)
-    rows = {name: dataset[()] for name, dataset in datasets.items()}
     facts = {
         "problems": [],
         "attributes": {name: _plain(file.attrs[name]) for name in file.attrs},
         "config": _text(file["config"][()]),
-        "tables": {name: _layout(array.dtype) for name, array in rows.items()},
+        "tables": {
+            name: {"layout": _layout(dataset.dtype), "rows": len(dataset)}
+            for name, dataset in datasets.items()
+        },
     }
     yield json.dumps(facts).encode()
-    for array in rows.values():
-        yield np.ascontiguousarray(array).view(np.uint8).data
+    for dataset in datasets.values():
+        for first in range(0, len(dataset), BLOCK_ROWS):
+            rows = np.ascontiguousarray(dataset[first : first + BLOCK_ROWS])
+            yield b""
+            yield rows.view(np.uint8).data
 
 
 def _plain(value: Any) -> str | int | float | None:
@@ -314,7 +389,7 @@ def _layout(dtype: np.dtype[Any]) -> dict[str, Any]:
 
 
 def _checksum_problems(
-    facts: Mapping[str, Any], tables: Mapping[str, np.ndarray[Any, Any]], wanted: Collection[str]
+    facts: Mapping[str, Any], sums: Mapping[str, int], wanted: Collection[str]
 ) -> Iterator[str]:
     """How the contents deviate from the sums that the writer added when it closed the file (SCHEMA.md)."""
     attributes = dict(facts["attributes"])
@@ -325,9 +400,9 @@ def _checksum_problems(
             yield "no root attribute 'checksums': damaged, or written by an older version; repeat the run"
         return
     try:
-        sums = json.loads(stored)
-        expected = {("root attributes", ""): sums["attributes"], ("dataset", "config"): sums["config"]}
-        expected |= {("dataset", name): value for name, value in sums["tables"].items() if wanted}
+        written = json.loads(stored)
+        expected = {("root attributes", ""): written["attributes"], ("dataset", "config"): written["config"]}
+        expected |= {("dataset", name): value for name, value in written["tables"].items() if name in wanted}
     except (ValueError, TypeError, KeyError, AttributeError):
         yield f"root attribute 'checksums' cannot be understood, {DAMAGED}"
         return
@@ -335,7 +410,7 @@ def _checksum_problems(
         ("root attributes", ""): _attributes_sum(attributes),
         ("dataset", "config"): crc32(_bytes(facts["config"])),
     }
-    found |= {("dataset", name): _table_sum(rows) for name, rows in tables.items()}
+    found |= {("dataset", name): value for name, value in sums.items()}
     for kind, name in sorted(expected.keys() | found.keys()):
         if expected.get((kind, name)) != found.get((kind, name)):
             subject = f"{kind} '{name}'" if name else kind
@@ -350,11 +425,11 @@ def _attributes_sum(attributes: Mapping[str, str | int | float | None]) -> int:
     return crc32(b"".join(name + b"\0" + texts[name] + b"\0" for name in sorted(texts)))
 
 
-def _table_sum(rows: np.ndarray[Any, Any]) -> int:
-    layout = _layout(rows.dtype)
+def _layout_sum(layout: Mapping[str, Any]) -> int:
+    """With what a table's sum begins."""
     columns = zip(layout["names"], layout["formats"], layout["offsets"])
     lines = [f"{name} {kind} {offset}\n" for name, kind, offset in columns]
-    return crc32(rows.view(np.uint8).data, crc32(_bytes("".join([*lines, f"{layout['itemsize']}\n"]))))
+    return crc32(_bytes("".join([*lines, f"{layout['itemsize']}\n"])))
 
 
 def _bytes(text: str) -> bytes:
@@ -366,19 +441,26 @@ def _printable(text: str) -> str:
     return _bytes(text).decode("utf-8", "replace")
 
 
-def _trace(path: Path, facts: Mapping[str, Any], tables: dict[str, np.ndarray[Any, Any]]) -> Trace:
+def _header(facts: Mapping[str, Any]) -> Header:
+    config = json.loads(facts["config"])
+    return Header(_attributes(facts), Config(**_known_fields(Config, config)))
+
+
+def _frames(
+    path: Path, facts: Mapping[str, Any], contents: dict[str, bytearray]
+) -> dict[str, "pd.DataFrame"]:
+    """Every table of the schema; empty where there is no content."""
     import pandas as pd
 
-    try:
-        config = json.loads(facts["config"])
-        frames = {
-            # Popped, so that only one table at a time is there twice.
-            name: _table(tables.pop(name), columns) if name in tables else pd.DataFrame(columns=list(columns))
-            for name, columns in ALL_TABLES.items()
-        }
-    except ValueError as error:  # text that is not UTF-8
-        raise TraceError(path, [_unreadable(error)]) from error
-    return Trace(path, _attributes(facts), Config(**_known_fields(Config, config)), **frames)
+    return {
+        # Popped, so that only one table at a time is there twice.
+        name: (
+            _decoded(path, name, _rows(facts, name, contents.pop(name)))
+            if name in contents
+            else pd.DataFrame(columns=list(columns))
+        )
+        for name, columns in ALL_TABLES.items()
+    }
 
 
 def _attributes(facts: Mapping[str, Any]) -> Attributes:
@@ -477,10 +559,15 @@ def _holds(dtype: np.dtype[Any], kind: Kind) -> bool:
     }[kind]
 
 
-def _table(rows: np.ndarray[Any, Any], columns: Mapping[str, Kind]) -> "pd.DataFrame":
+def _decoded(path: Path, table: str, rows: np.ndarray[Any, Any]) -> "pd.DataFrame":
     import pandas as pd
 
-    return pd.DataFrame({column: _values(rows[column], kind) for column, kind in columns.items()})
+    try:
+        return pd.DataFrame(
+            {column: _values(rows[column], kind) for column, kind in ALL_TABLES[table].items()}
+        )
+    except ValueError as error:  # text that is not UTF-8
+        raise TraceError(path, [_unreadable(error)]) from error
 
 
 def _values(column: np.ndarray[Any, Any], kind: Kind) -> np.ndarray[Any, Any]:

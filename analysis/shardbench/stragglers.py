@@ -13,6 +13,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shardbench import stats
+from shardbench.clocks import Clocks
+
+SUBJECT = ("rank", "step", "axis", "layer", "bucket", "elements")
+"""A wait names no collective, but repeats its subject; and its length is wait_s, to the last bit."""
 
 ROWS_AT_ONCE = 200_000
 """Of collectives: bounds the working memory to some 100 MB."""
@@ -66,42 +70,8 @@ def split_waits(
         collectives = _collectives(events[events["step"].isin(batch)], ranks)
         if isinstance(collectives, Unknown):
             return collectives
-        pieces.append(_by_late_rank(collectives, _Clocks(clock)))
+        pieces.append(_by_late_rank(collectives, Clocks(clock)))
     return _summary(pd.concat(pieces), stats.timed_steps(steps))
-
-
-class _Clocks:
-    """Offsets to rank 0's clock at any time of a rank's own clock.
-
-    Linear between two comparisons, constant outside. The uncertainty is the larger one's.
-    """
-
-    def __init__(self, clock: pd.DataFrame) -> None:
-        ordered = clock.assign(own_s=clock["at_s"] + clock["offset_s"]).sort_values(["rank", "own_s"])
-        self._of_rank = {
-            rank: (rows["own_s"].to_numpy(), rows["offset_s"].to_numpy(), float(rows["uncertainty_s"].max()))
-            for rank, rows in ordered.groupby("rank")
-        }
-
-    def common(self, rank: pd.Series, own_s: pd.Series) -> NDArray[np.float64]:
-        result = np.empty(len(own_s))
-        for value, rows in _positions(rank):
-            at_s, offset_s, _ = self._of_rank[value]
-            times = own_s.to_numpy()[rows]
-            result[rows] = times - np.interp(times, at_s, offset_s)
-        return result
-
-    def uncertainty(self, rank: pd.Series) -> NDArray[np.float64]:
-        values, codes = np.unique(rank.to_numpy(), return_inverse=True)
-        return np.array([self._of_rank[value][2] for value in values], dtype=np.float64)[codes]
-
-
-def _positions(column: pd.Series) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    values, codes = np.unique(column.to_numpy(), return_inverse=True)
-    order = np.argsort(codes, kind="stable")
-    ends = np.cumsum(np.bincount(codes, minlength=len(values)))
-    for value, rows in zip(values.tolist(), np.split(order, ends[:-1])):
-        yield value, rows
 
 
 def _batches(events: pd.DataFrame, steps: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -114,8 +84,7 @@ def _collectives(events: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame | Un
     kept = ["rank", "step", "axis", "layer", "bucket", "kind", "elements", "group_size", "issue_s"]
     collectives = events.loc[events["stream"] == "comm", [*kept, "wait_s"]]
     waits = events.loc[events["kind"] == "wait", [*kept, "start_s", "end_s"]]
-    # A wait names no collective, but repeats its subject; and its length is wait_s, to the last bit.
-    same = ["rank", "step", "axis", "layer", "bucket", "elements", "wait_s"]
+    same = [*SUBJECT, "wait_s"]
     waits = waits.assign(wait_s=waits["end_s"] - waits["start_s"])
     collectives = collectives.assign(nth=collectives.groupby(same).cumcount())
     waits = waits.assign(nth=waits.groupby(same).cumcount())
@@ -157,7 +126,7 @@ def _collectives(events: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame | Un
     return found
 
 
-def _by_late_rank(collectives: pd.DataFrame, clocks: _Clocks) -> pd.DataFrame:
+def _by_late_rank(collectives: pd.DataFrame, clocks: Clocks) -> pd.DataFrame:
     """Straggler waits summed by (step, rank, late rank): the middle, and the bounds that the clocks leave."""
     issue_s = clocks.common(collectives["rank"], collectives["issue_s"])
     wait_start_s = clocks.common(collectives["rank"], collectives["wait_start_s"])

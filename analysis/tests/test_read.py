@@ -1,12 +1,14 @@
 """Reading: what is decoded, and what is refused with the file's name and the reason."""
 
+import os
 from pathlib import Path
 
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 
-from shardbench.read import TABLES, TraceError, read_header, read_trace
+from shardbench.read import TABLES, TraceError, read_blocks, read_header, read_tables, read_trace
 from synthetic import Synthetic, seal
 
 
@@ -156,3 +158,47 @@ def test_text_that_is_not_utf8(run: Synthetic, tmp_path: Path) -> None:
 def test_incomplete_runs_say_so(run: Synthetic, tmp_path: Path, status: str) -> None:
     run.attributes["status"] = status
     assert f"status is '{status}'" in (read_trace(run.write(tmp_path / "a.h5")).incomplete or "")
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 1000])
+def test_blocks_make_the_table(
+    run: Synthetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr("shardbench.read.BLOCK_ROWS", rows)
+    path = run.write(tmp_path / "a.h5")
+    whole = read_trace(path)
+    for table in TABLES:
+        blocks = list(read_blocks(path, table))
+        assert all(0 < len(block) <= rows for block in blocks)
+        if blocks:
+            pd.testing.assert_frame_equal(pd.concat(blocks, ignore_index=True), getattr(whole, table))
+    header, tables = read_tables(path, ("ranks", "calibration"))
+    assert header.attributes == whole.attributes and list(tables) == ["ranks", "calibration"]
+    assert tables["ranks"].equals(whole.ranks)
+
+
+def test_damage_is_told_after_the_last_block(
+    run: Synthetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardbench.read.BLOCK_ROWS", 10)
+    path = run.write(tmp_path / "a.h5")
+    with h5py.File(path, "a") as file:
+        rows = file["events"][()]
+        rows["bytes"][0] += 1
+        file["events"][...] = rows
+    blocks = read_blocks(path, "events")
+    assert len([next(blocks) for _ in range(len(rows) // 10)]) == 9
+    with pytest.raises(TraceError, match="checksum of dataset 'events'"):
+        list(blocks)
+    assert len(list(read_blocks(path, "memory"))) == 1
+
+
+def test_who_stops_early_leaves_no_process(
+    run: Synthetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardbench.read.BLOCK_ROWS", 1)
+    blocks = read_blocks(run.write(tmp_path / "a.h5"), "events")
+    next(blocks)
+    blocks.close()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
