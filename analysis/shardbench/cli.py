@@ -93,14 +93,8 @@ def _parser() -> argparse.ArgumentParser:
     export.add_parser(commands.add_parser)
     _add_simulate(commands.add_parser)
     sweep.add_parser(commands.add_parser)
-<<<<<<< HEAD
     predict.add_parsers(commands.add_parser)
-=======
-    fit_command.add_parser(commands.add_parser)
-    predict_command.add_parser(commands.add_parser)
-    advise_command.add_parser(commands.add_parser)
     timeline.add_parser(commands.add_parser)
->>>>>>> 438bb43b155c09bae0b5d6146809ceefa4be0eea
     return parser
 
 
