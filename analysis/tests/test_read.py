@@ -187,7 +187,8 @@ def test_damage_is_told_after_the_last_block(
         rows["bytes"][0] += 1
         file["events"][...] = rows
     blocks = read_blocks(path, "events")
-    assert len([next(blocks) for _ in range(len(rows) // 10)]) == 9
+    before_the_last = (len(rows) - 1) // 10
+    assert len([next(blocks) for _ in range(before_the_last)]) == before_the_last
     with pytest.raises(TraceError, match="checksum of dataset 'events'"):
         list(blocks)
     assert len(list(read_blocks(path, "memory"))) == 1

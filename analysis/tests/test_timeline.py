@@ -124,7 +124,33 @@ def span(event: Event) -> tuple[int, int]:
 @pytest.fixture
 def short() -> Synthetic:
     """Two ranks, one warm-up step of 50 ms and one timed one of 8 ms, in quarters of 2 ms."""
-    return synthetic(step_s=[0.008], warmup=1)
+    run = synthetic(step_s=[0.008], warmup=1)
+    run.tables["events"] = [row for rank in range(2) for row in _quarters(rank)]
+    return run
+
+
+def _quarters(rank: int) -> list[dict[str, Any]]:
+    """In each step a gather that is waited for, and one that hides behind compute."""
+    rows = []
+    for step, (begin_s, quarter_s) in enumerate([(0.0, 0.0125), (0.05, 0.002)]):
+        # (layer, kind, stream, first and last quarter); a wait repeats its collective's layer.
+        for layer, kind, stream, first, last in [
+            (0, "all_gather", "comm", 0, 1),
+            (0, "wait", "compute", 0, 1),
+            (0, "compute", "compute", 1, 2),
+            (1, "all_gather", "comm", 1, 2),
+            (1, "compute", "compute", 2, 4),
+        ]:
+            start_s, end_s = begin_s + first * quarter_s, begin_s + last * quarter_s
+            rows.append(
+                dict(
+                    rank=rank, step=step, micro=0, layer=layer, bucket=-1, phase="forward", kind=kind,
+                    stream=stream, axis="dp", algorithm="ring", dtype="bf16", group_size=2, elements=1200,
+                    bytes=2400, sent_bytes=1200, issue_s=start_s, start_s=start_s, end_s=end_s,
+                    wait_s=end_s - start_s if layer == 0 and stream == "comm" else 0.0,
+                )  # fmt: skip
+            )
+    return rows
 
 
 def test_slices_are_where_the_events_were(short: Synthetic, tmp_path: Path) -> None:
@@ -503,7 +529,7 @@ def test_the_picture_shows_the_last_timed_step(tmp_path: Path, capsys: pytest.Ca
     assert "layer: 0 embedding, 2 head" in svg
     assert "reduce_scatter" not in svg and "copies" not in svg
     assert capsys.readouterr().err == ""
-    assert "step 3, 12.00 ms" in picture(path, tmp_path, "--steps", "3")
+    assert "step 3, 15.00 ms" in picture(path, tmp_path, "--steps", "3")
     assert "rank 0" not in picture(path, tmp_path, "--ranks", "1-2")
 
 
