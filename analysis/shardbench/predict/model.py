@@ -50,7 +50,7 @@ class Place:
     def name(self) -> str:
         """The simulated platform's, or the backend."""
         return (
-            f"simulated {json.loads(self.machine)['name']}" if self.machine else f"measured, {self.backend}"
+            f"simulated {json.loads(self.machine)['name']}" if self.machine else f"measured ({self.backend})"
         )
 
 
@@ -325,25 +325,29 @@ def configurations(files: Sequence[Measured], binaries: Path) -> list[Configurat
 
 
 def _labels(groups: Sequence[tuple[Setup, Place, Measured]]) -> list[str]:
-    """The scenario, and the arguments in which it differs from others."""
-    facts = [_facts(*group) for group in groups]
-    common = set.intersection(*(set(own) for own in facts)) if facts else set()
-    return [
-        " ".join([setup.scenario, *(fact for fact in own if fact not in common)])
-        for (setup, _, _), own in zip(groups, facts, strict=True)
-    ]
+    """The scenario, model and machine where there are several, and in what it differs from others of these."""
+    models = {setup.model for setup, _, _ in groups}
+    places = {place for _, place, _ in groups}
+    alike: dict[tuple[str, str, Place], list[list[str]]] = defaultdict(list)
+    for setup, place, file in groups:
+        alike[setup.scenario, setup.model, place].append(_facts(setup, file))
+    labels = []
+    for setup, place, file in groups:
+        rivals = alike[setup.scenario, setup.model, place]
+        common = set.intersection(*(set(facts) for facts in rivals))
+        words = [setup.scenario, *([setup.model] if len(models) > 1 else [])]
+        words += [fact for fact in _facts(setup, file) if fact not in common]
+        labels.append(" ".join(words) + (f", {place.name}" if len(places) > 1 else ""))
+    return labels
 
 
-def _facts(setup: Setup, place: Place, file: Measured) -> list[str]:
+def _facts(setup: Setup, file: Measured) -> list[str]:
     """As they are passed, but for dashes."""
     options = file.config.options
     facts = [argument.removeprefix("--") for argument in setup.arguments]
-    if setup.scenario == "mesh2d":
-        facts.append(f"tp={setup.tp}")
-    facts += [f"{n}={options[n]}" for n in COST_OPTIONS if options.get(n) not in (None, "")]
-    facts.append(f"threads={file.threads}")
-    facts.append(place.name)
-    return facts
+    facts += [f"tp={setup.tp}"] if setup.tp > 1 else []
+    facts += [f"{n}={options[n]}" for n in COST_OPTIONS if options.get(n) not in (None, "", 0.0)]
+    return [*facts, f"threads={file.threads}"]
 
 
 def build(configuration: Configuration, lines: Mapping[Kind, Fit], binaries: Path) -> Model:

@@ -1,5 +1,6 @@
 """What is to be expected of each configuration of a directory, from small N to large."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -43,12 +44,13 @@ class Outlook:
 def outlooks_of(
     files: Sequence[Measured], largest: int, binaries: Path, per_node: int | None = None
 ) -> tuple[list[Outlook], list[str]]:
-    """The outlooks, and a line for each configuration that has none. `per_node`: ranks of a node, where files do not tell.
+    """The outlooks, and a line for each reason why configurations have none. `per_node`: ranks of a node, where files do not tell.
 
     Raises:
         UsageError: an executable is missing, or N is no size.
     """
-    outlooks, refusals = [], []
+    outlooks: list[Outlook] = []
+    refused: dict[str, list[str]] = defaultdict(list)
     fits = fit_places(files)
 
     @cache
@@ -63,8 +65,8 @@ def outlooks_of(
             model = replace(model, per_node=per_node or model.per_node)
             outlooks.append(_outlook(configuration, fits_below, model, largest))
         except RunError as error:
-            refusals.append(f"{configuration.label}: {error}")
-    return outlooks, refusals
+            refused[str(error)].append(configuration.label)
+    return outlooks, [f"{'; '.join(labels)}: {reason}" for reason, labels in refused.items()]
 
 
 def _outlook(
