@@ -18,6 +18,7 @@ from shardbench.export import command as export
 from shardbench.platforms import load_platform, shipped_names
 from shardbench.predict import command as predict
 from shardbench.read import SCHEMA_VERSION
+from shardbench.report import command as report
 from shardbench.simulate import BIN_VARIABLE, plan_simulation, simulate
 from shardbench.sweep import command as sweep
 
@@ -73,22 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     validate.add_argument("files", nargs="+", type=Path, metavar="FILE", help="an HDF5 trace file")
     validate.set_defaults(run=_validate)
-    report = commands.add_parser(
-        "report",
-        help="summarise a directory of files as a table and an HTML page",
-        description="Reads all *.h5 below DIR, prints a summary table and writes one self-contained "
-        "HTML page. Files that cannot be used are listed with the reason.",
-    )
-    report.add_argument("directory", type=Path, metavar="DIR", help="where the HDF5 files are")
-    report.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("report.html"),
-        metavar="FILE",
-        help="the page to write (default: report.html)",
-    )
-    report.set_defaults(run=_report)
+    report.add_parser(commands.add_parser)
     compare.add_parser(commands.add_parser)
     export.add_parser(commands.add_parser)
     _add_simulate(commands.add_parser)
@@ -149,25 +135,3 @@ def _validate(options: argparse.Namespace) -> int:
         for violation in violations:
             print(f"{path}: {violation}")
     return FAILED if any(violations_of.values()) else DONE
-
-
-def _report(options: argparse.Namespace) -> int:
-    from shardbench.report import html_report, text_report
-    from shardbench.summary import read_directory
-
-    if options.directory.is_file():
-        raise UsageError(f"{options.directory} is not a folder; pass the folder that holds the .h5 files")
-    found = read_directory(options.directory)
-    print(text_report(found), end="\n\n")
-    if not found.launches:
-        reason = f"none of the {len(found.excluded)} files below {options.directory} can be used"
-        print(f"shardbench report: {reason}; see the reasons above", file=sys.stderr)
-        return FAILED
-    try:
-        options.output.write_text(html_report(found), encoding="utf-8")
-    except OSError as error:
-        reason = f"{options.output} cannot be written ({error.strerror}); pass another path with -o"
-        print(f"shardbench report: {reason}", file=sys.stderr)
-        return FAILED
-    print(options.output)
-    return DONE

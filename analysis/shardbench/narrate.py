@@ -2,14 +2,33 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from shardbench.summary import Launch, Point, Series, Study
+from shardbench.ends import End, closed_form_end, scaling_end
+from shardbench.overlap import Overlap
+from shardbench.summary import Launch, Point, Series, Study, depth_text
 from shardbench.units import MILLISECONDS, bytes_text, number, percent, plural
 
 
-def study_sentences(study: Study) -> list[str]:
-    """What is compared, who needs least memory, who is fastest, and how it scales."""
-    return [*_scope(study), *_memory(study), *_speed(study), *_scaling(study)]
+OFF = (0, 0)
+"""Nothing is gathered ahead."""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """What is said, and the one word that it is about."""
+
+    topic: str
+    text: str
+
+
+def study_sentences(study: Study) -> list[Sentence]:
+    """Three: who needs least memory, what is hidden and exposed, where scaling ends and why."""
+    return [
+        Sentence("Memory", _memory(study)),
+        Sentence("Overlap", _overlap(study)),
+        Sentence("Scaling", _scaling(study)),
+    ]
 
 
 def integrity_sentences(launches: Sequence[Launch]) -> list[str]:
@@ -58,57 +77,173 @@ def _all_of(count: int) -> str:
     return "the one run" if count == 1 else f"all {count:,} runs"
 
 
-def _scope(study: Study) -> Iterator[str]:
-    labels = _listed([series.label for series in study.series])
-    sizes = _listed([str(size) for size in study.sizes])
-    launches = sum(len(point.launches) for series in study.series for point in series.points)
-    yield f"{plural(launches, 'run')} of {labels} at N = {sizes}."
-
-
-def _memory(study: Study) -> Iterator[str]:
-    size, rivals = _largest_comparison(study)
-    totals = {
+def _memory(study: Study) -> str:
+    size, rivals = study.comparison
+    static = {
         label: sum(point.typical.ledger.static_bytes.values())
         for label, point in rivals.items()
         if point.typical.ledger.static_expected is not None
     }
-    if len(totals) < 2:
-        return
+    peaks = {label: point.peak.total for label, point in rivals.items() if point.peak}
+    if not static and not peaks:
+        return "no run recorded memory (trace level none)."
+    texts = [
+        _extremes(totals, size, what)
+        for totals, what in (
+            (static, "static memory (parameters, gradients, optimizer)"),
+            (peaks, "peak memory"),
+        )
+        if totals
+    ]
+    return "; ".join(texts) + "."
+
+
+def _extremes(totals: Mapping[str, float], size: int, what: str) -> str:
     least, most = min(totals.values()), max(totals.values())
+    if len(totals) == 1:
+        return f"{what} per rank at N = {size} is {bytes_text(least)} ({next(iter(totals))})"
     if least == most:
-        yield f"At N = {size} all need the same static memory per rank, {bytes_text(least)}."
-        return
-    yield (
-        f"Least static memory per rank at N = {size}: {_holders(totals, least)} with {bytes_text(least)}. "
-        f"Most: {_holders(totals, most)} with {bytes_text(most)}, {number(most / least, 3)} times as much."
+        return f"at N = {size} all need the same {what} per rank, {bytes_text(least)}"
+    return (
+        f"least {what} per rank at N = {size} needs {_holders(totals, least)} with {bytes_text(least)}; most, "
+        f"{number(most / least, 3)} times as much, {_holders(totals, most)} with {bytes_text(most)}"
     )
 
 
 def _holders(totals: Mapping[str, float], value: float) -> str:
-    return _listed([label for label, total in totals.items() if total == value])
+    return listed([label for label, total in totals.items() if total == value])
 
 
-def _speed(study: Study) -> Iterator[str]:
-    size, rivals = _largest_comparison(study)
+def _overlap(study: Study) -> str:
+    communicating = [p for series in study.series for p in series.points if p.size > 1]
+    if not communicating:
+        return "a single rank communicates with nobody."
+    if all(point.typical.shares_memory for point in communicating):
+        size, rivals = study.comparison
+        return (
+            f"not measurable here, because all ranks share one host's memory and the cores that copy messages are those "
+            f"that compute; exposed at N = {size} {_exposed(rivals)}. A simulated run, or one over several hosts, can "
+            "tell what is hidden."
+        )
+    pair = _prefetch_pair(study)
+    hidden = _hidden(study)
+    told = [text for text in (pair, hidden) if text]
+    if not told:
+        size, rivals = study.comparison
+        told = [
+            f"exposed at N = {size} {_exposed(rivals)}; what is hidden was not recorded (it needs --trace events)"
+        ]
+    return "; ".join(told) + "."
+
+
+def _exposed(rivals: Mapping[str, Point]) -> str:
+    shares = {label: point.exposed_share for label, point in rivals.items()}
+    least, most = min(shares, key=lambda label: shares[label]), max(shares, key=lambda label: shares[label])
+    if least == most:
+        return f"are {percent(shares[least])} of a step ({least})"
+    return f"are {percent(shares[least])} ({least}) to {percent(shares[most])} ({most}) of a step"
+
+
+def _prefetch_pair(study: Study) -> str | None:
+    """What prefetch hid of what is exposed without it, at the smallest and the largest N that have both."""
+    for family in study.prefetch_families:
+        sizes = [
+            size
+            for size, by_depth in family.points.items()
+            if size > 1 and len(by_depth) > 1 and OFF in by_depth
+        ]
+        told = []
+        for size in dict.fromkeys([*sizes[:1], *sizes[-1:]]):
+            without_s = family.points[size][OFF].exposed_s.median
+            depth, point = next((d, p) for d, p in family.points[size].items() if d != OFF)
+            if without_s > 0:
+                told.append(
+                    f"at N = {size} prefetch {depth_text(depth)} hid {percent(1 - point.exposed_s.median / without_s)} of "
+                    f"what {family.scenario} exposes without it ({_ms(without_s)} ms without, "
+                    f"{_ms(point.exposed_s.median)} ms with, {percent(point.exposed_share)} of the step)"
+                )
+        if told:
+            return ", ".join(told)
+    return None
+
+
+def _hidden(study: Study) -> str | None:
+    """The hidden fractions at the smallest N above 1 at which most series have one."""
+    by_size: dict[int, dict[str, float]] = defaultdict(dict)
+    for series in study.series:
+        for point in series.points:
+            overlap = point.typical.overlap
+            if point.size > 1 and not point.typical.shares_memory and isinstance(overlap, Overlap):
+                by_size[point.size][series.label] = overlap.imb_percent
+    if not by_size:
+        return None
+    size = max(by_size, key=lambda candidate: (len(by_size[candidate]), -candidate))
+    ranked = sorted(by_size[size].items(), key=lambda item: -item[1])
+    texts = [f"{number(value, 3)} % ({label})" for label, value in dict.fromkeys([ranked[0], ranked[-1]])]
+    return f"the hidden fraction at N = {size} is {' to '.join(texts)}"
+
+
+def _scaling(study: Study) -> str:
+    """Series that end alike are told together, with the range of what ended them."""
+    scaled = [series for series in study.series if len(series.points) > 1]
+    if not scaled:
+        return "every series has one N only, which says nothing about scaling."
+    labels: dict[tuple[str, str], list[str]] = defaultdict(list)
+    shares: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for series in scaled:
+        found, last = scaling_end(series), series.points[-1]
+        if found is None:
+            found = End(last.size, "of a step exposed", last.exposed_share)
+            verdict = f"no end up to N = {last.size}, the largest"
+        elif found.size == series.base.size:
+            verdict = f"past the end at the base N = {found.size}"
+        else:
+            verdict = f"scaling ends at N = {found.size}"
+        star = closed_form_end(series)
+        key = (verdict, found.quantity + (f"; in closed form hiding ends at N* = {star:,}" if star else ""))
+        labels[key].append(series.label)
+        shares[key].append(found.share)
+    crowded = any(point.is_oversubscribed for series in scaled for point in series.points)
+    caveat = " (at * with more threads than CPUs, which says little about a cluster)" if crowded else ""
+    told = [
+        f"{listed(members)}: {verdict} ({_range(shares[verdict, quantity])} {quantity})"
+        for (verdict, quantity), members in labels.items()
+    ]
+    return "; ".join(told) + caveat + "."
+
+
+def _range(shares: Sequence[float]) -> str:
+    least, most = percent(min(shares)), percent(max(shares))
+    return least if least == most else f"{least} to {most}"
+
+
+def speed_sentence(study: Study) -> str | None:
+    """Who is fastest and slowest at the N that most series have, and whether that may be chance."""
+    size, rivals = study.comparison
     if len(rivals) < 2:
-        return
+        return None
     ranked = sorted(rivals, key=lambda label: -rivals[label].tokens_per_s)
     first, last = ranked[0], ranked[-1]
-    yield (
-        f"Fastest at N = {size}: {first} with {_speed_text(rivals[first])}. Slowest: {last} with "
-        f"{_speed_text(rivals[last])}. {_separation(rivals[first], rivals[last])}"
-    )
-
-
-def _speed_text(point: Point) -> str:
     return (
-        f"{number(point.tokens_per_s)} tokens/s, {number(point.step_s.median * MILLISECONDS)} ms a step, of "
-        f"which {number(point.exposed_s.median * MILLISECONDS, 3)} ms ({percent(point.exposed_share)}) are "
-        f"exposed communication"
+        f"Fastest at N = {size}: {first} with {_speed(rivals[first])}. Slowest: {last} with "
+        f"{_speed(rivals[last])}. {_separation(rivals[first], rivals[last])}"
     )
+
+
+def _speed(point: Point) -> str:
+    return (
+        f"{number(point.tokens_per_s)} tokens/s, {_ms(point.step_s.median)} ms a step, of which "
+        f"{_ms(point.exposed_s.median)} ms ({percent(point.exposed_share)}) are exposed communication"
+    )
+
+
+def _ms(seconds: float) -> str:
+    return number(seconds * MILLISECONDS)
 
 
 def _separation(faster: Point, slower: Point) -> str:
+    if faster.typical.attributes.simulated and slower.typical.attributes.simulated:
+        return "Simulated steps repeat exactly."
     if faster.step_s.high is None or slower.step_s.low is None:
         return "Too few samples for intervals: the order may be chance."
     if faster.step_s.high < slower.step_s.low:
@@ -116,31 +251,6 @@ def _separation(faster: Point, slower: Point) -> str:
     return "The 95 % intervals of their step times overlap: the order may be chance."
 
 
-def _scaling(study: Study) -> Iterator[str]:
-    by_range: dict[tuple[int, int], list[Series]] = defaultdict(list)
-    for series in study.series:
-        if len(series.points) > 1:
-            by_range[(series.base.size, series.points[-1].size)].append(series)
-    for (base, last), members in by_range.items():
-        growth = _listed([_growth(series) for series in members])
-        yield f"From N = {base} to {last}, throughput grows (and efficiency is): {growth}."
-
-
-def _growth(series: Series) -> str:
-    last = series.points[-1]
-    factor = number(last.tokens_per_s / series.base.tokens_per_s, 3)
-    return f"{series.label} {factor}-fold ({percent(series.efficiency(last))})"
-
-
-def _largest_comparison(study: Study) -> tuple[int, dict[str, Point]]:
-    """The largest N at which most series have a point, and those points by label."""
-    by_size = {
-        size: {s.label: point for s in study.series for point in s.points if point.size == size}
-        for size in study.sizes
-    }
-    size = max(by_size, key=lambda candidate: (len(by_size[candidate]), candidate))
-    return size, by_size[size]
-
-
-def _listed(items: Sequence[str]) -> str:
+def listed(items: Sequence[str]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

@@ -5,6 +5,15 @@ hidden fraction = (compute alone + communication alone − step) / the smaller o
 1: the shorter one vanished behind the longer one. 0: one after the other. Negative: running both at once
 slowed them down. The alone times of layers and buckets come from the rehearsal (table `calibration`);
 how often each occurs in a step, and how large the collectives are, from the step's own events.
+
+Two benchmarks of non-blocking collectives define an overlap of their own. From the same three times they give
+
+IMB-NBC   100 · (communication alone + compute − step) / the smaller of the two, clipped to 0 … 100
+          (Intel MPI Benchmarks User Guide, Measuring Communication and Computation Overlap)
+OSU       100 · (1 − (step − compute) / communication alone), not below 0
+          (OSU Micro-Benchmarks, calculate_and_print_stats of the non-blocking collectives)
+
+Where compute is the longer one all three agree but for the clipping.
 """
 
 from dataclasses import dataclass
@@ -19,17 +28,59 @@ from shardbench.stragglers import Unknown
 
 @dataclass(frozen=True)
 class Overlap:
-    """Seconds of one step, and what they make."""
+    """Seconds of one step, and what they make.
+
+    `layers_alone_s` is the part of `compute_alone_s` that is forward and backward, `layers_in_step_s` the
+    compute of the step's slowest rank, with communication under way.
+    """
 
     compute_alone_s: float
     communication_alone_s: float
     step_s: float
+    layers_alone_s: float
+    layers_in_step_s: float
 
     @property
     def hidden_fraction(self) -> float:
         """Not clipped: noise and interference can push it beyond 0 and 1."""
         alone_s = (self.compute_alone_s, self.communication_alone_s)
         return (sum(alone_s) - self.step_s) / min(alone_s)
+
+    @property
+    def imb_percent(self) -> float:
+        """Overlap as IMB-NBC defines it, %."""
+        return 100 * min(1.0, max(0.0, self.hidden_fraction))
+
+    @property
+    def osu_percent(self) -> float:
+        """Overlap as the OSU micro-benchmarks define it, %; above 100 where the step is shorter than compute."""
+        return max(0.0, 100 * (1 - (self.step_s - self.compute_alone_s) / self.communication_alone_s))
+
+    @property
+    def inflation(self) -> float | None:
+        """How many times as long layers compute in the step as alone; None without calibrated compute."""
+        return self.layers_in_step_s / self.layers_alone_s if self.layers_alone_s > 0 else None
+
+    @property
+    def compute_over_communication(self) -> float:
+        """T_compute / T_comm, both alone: from 1 on there is enough compute to hide all communication."""
+        return self.compute_alone_s / self.communication_alone_s
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Seconds that one block computes alone, forward and backward."""
+
+    forward_s: float
+    backward_s: float
+
+
+def block_rehearsal(calibration: pd.DataFrame) -> Rehearsal | Unknown:
+    """From the table `calibration`, in which all blocks are one row for each direction."""
+    blocks = calibration[calibration["kind"] == "block"].set_index("direction")["compute_alone_s"]
+    if not {"forward", "backward"} <= set(blocks.index):
+        return Unknown("not recorded")
+    return Rehearsal(float(blocks["forward"]), float(blocks["backward"]))
 
 
 def overlap(
@@ -73,7 +124,9 @@ def overlap(
     if min(compute_s, communication_s) <= 0:
         return Unknown("nothing to overlap")
     step_s = float(np.median(stats.maximum_over_ranks(steps, "step_s")))
-    return Overlap(compute_s, communication_s, step_s)
+    return Overlap(
+        compute_s, communication_s, step_s, alone_s["compute"], float(parts_s["compute_s"].median())
+    )
 
 
 def _kinds(events: pd.DataFrame, layers: int) -> Any:

@@ -6,7 +6,7 @@ in N form a series, series of one model form a study. Everything is seconds, byt
 
 import json
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +17,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shardbench import stats
+from shardbench.busbw import BusBandwidth, bus_bandwidths
 from shardbench.errors import UsageError
-from shardbench.overlap import Overlap, overlap
+from shardbench.onestep import OneStep, one_step
+from shardbench.overlap import Overlap, Rehearsal, block_rehearsal, overlap
 from shardbench.read import Attributes, Config, Trace, TraceError, read_trace
 from shardbench.stats import Estimate
 from shardbench.stragglers import Unknown, Waits, split_waits
@@ -38,6 +40,8 @@ NOT_CONFIGURATION = {
     *("ranks", "dp", "threads", "ranks-per-node"),
     # how long to measure and where to store it, not what a step does
     *("steps", "warmup", "window", "output", "overwrite"),
+    # what is recorded and verified beside the step
+    *("trace", "check"),
     # when to give up
     "stall-timeout",
 }
@@ -48,16 +52,19 @@ NOT_CONFIGURATION = {
 class Ledger:
     """Per-rank memory and volume: what was measured, and what the schedule promises.
 
-    Bytes for memory, elements for volume. Static memory is that of the rank that holds most of it,
-    the volume that of the rank that communicates most. Absent quantities are None.
+    Bytes for memory, elements for volume unless named bytes. Static memory is that of the rank that holds
+    most of it, the volume that of the rank that communicates most. Absent quantities are None.
     """
 
     static_bytes: Mapping[str, float]
     static_expected: float | None
     static_textbook: float | None
+    peak_textbook: float | None
     volume_measured: float | None
     volume_expected: float | None
     volume_textbook: float | None
+    volume_bytes_measured: float | None
+    volume_bytes_expected: float | None
     rows: int
     mismatches: tuple[str, ...]
 
@@ -74,6 +81,18 @@ class Peak:
     total: float
     is_bound: bool
     process_high_water: float | None
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Each rank's medians over timed steps, seconds: its step, and the part that it did not wait.
+
+    Ranks leave a synchronous step together, so a slow rank shows in its own work, and in the others' waits.
+    """
+
+    ranks: NDArray[np.int64]
+    step_s: NDArray[np.float64]
+    own_s: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -94,6 +113,9 @@ class Launch:
     peak: Peak | None
     waits: Waits | Unknown
     overlap: Overlap | Unknown
+    rehearsal: Rehearsal | Unknown
+    rank_times: RankTimes
+    one_step: OneStep | Unknown
 
     @property
     def size(self) -> int:
@@ -114,11 +136,19 @@ class Launch:
         """Everything but scenario, model and N that sets one series apart from another."""
         excluded = NOT_CONFIGURATION | {"model"} | ({"grad-accum"} if self.is_strong else set())
         options = {name: v for name, v in self.config.options.items() if name not in excluded}
-        simulation = self.config.simulation
-        machine: dict[str, Any] = {}
-        if simulation:
-            machine = {"platform": simulation.get("platform"), **simulation.get("changed", {})}
+        machine = {"platform": self.platform, **self.changed_figures}
         return {"backend": self.attributes.backend, "tp": self.attributes.tp} | machine | options
+
+    @property
+    def platform(self) -> str | None:
+        """The simulated machine; None for real runs and unnamed machines."""
+        platform = (self.config.simulation or {}).get("platform")
+        return None if platform is None else str(platform)
+
+    @property
+    def changed_figures(self) -> dict[str, Any]:
+        """What `--set` changed of the simulated machine."""
+        return dict((self.config.simulation or {}).get("changed") or {})
 
 
 @dataclass(frozen=True)
@@ -196,6 +226,11 @@ class Series:
         """What efficiency and the ideal line refer to: the smallest N that is there."""
         return self.points[0]
 
+    def tokens_at(self, size: int) -> float:
+        """Tokens of a step at any N: the base's where the global batch is fixed, else in proportion to N."""
+        tokens = self.base.typical.tokens_per_step
+        return tokens if self.is_strong else tokens * size / self.base.size
+
     def efficiency(self, point: Point) -> float:
         """Throughput per rank against the base's; 1 is ideal."""
         return stats.scaling_efficiency(
@@ -217,13 +252,95 @@ class Study:
     def title(self) -> str:
         """What is compared, for a heading."""
         imitated = ", compute imitated" if self.compute == "timed" and not self.is_simulated else ""
-        how = ("simulated" if self.is_simulated else "measured") + imitated
-        return f"Model {self.model}, Ψ = {self.psi:,} parameters, {how}"
+        tokens = f", {self.sequence:,} tokens a sequence" if self.sequence else ""
+        return f"Model {self.model}, Ψ = {self.psi:,} parameters{tokens}, {self.origin}{imitated}"
+
+    @property
+    def origin(self) -> str:
+        """'measured', or 'simulated' with the machine where all runs share one."""
+        if not self.is_simulated:
+            return "measured"
+        platforms = {launch.platform for launch in self.launches}
+        return (
+            f"simulated on {platforms.pop()}"
+            if len(platforms) == 1 and None not in platforms
+            else "simulated"
+        )
+
+    @property
+    def sequence(self) -> int | None:
+        """Tokens of a sequence; None where the model does not say."""
+        return self.launches[0].config.model.get("seq")
+
+    @property
+    def launches(self) -> list[Launch]:
+        """Every run of the study."""
+        return [launch for series in self.series for point in series.points for launch in point.launches]
+
+    @property
+    def comparison(self) -> tuple[int, dict[str, Point]]:
+        """The largest N at which most series have a point, and those points by label."""
+        by_size = {
+            size: {s.label: point for s in self.series for point in s.points if point.size == size}
+            for size in self.sizes
+        }
+        size = max(by_size, key=lambda candidate: (len(by_size[candidate]), candidate))
+        return size, by_size[size]
+
+    @property
+    def prefetch_families(self) -> list["PrefetchFamily"]:
+        """Series that differ in nothing but how far ahead they gather, where there are two or more."""
+        families: dict[tuple[str, str], dict[int, dict[Depth, Point]]] = defaultdict(
+            lambda: defaultdict(dict)
+        )
+        for series in self.series:
+            setup = series.base.typical.setup()
+            depth = prefetch_depth(setup.pop("prefetch", None))
+            if depth is not None:
+                by_size = families[(series.scenario, json.dumps(setup, sort_keys=True))]
+                for point in series.points:
+                    by_size[point.size][depth] = point
+        return [
+            PrefetchFamily(scenario, {size: dict(sorted(by_size[size].items())) for size in sorted(by_size)})
+            for (scenario, _), by_size in families.items()
+            if len({depth for by_depth in by_size.values() for depth in by_depth}) > 1
+        ]
 
     @property
     def sizes(self) -> list[int]:
         """Every N that occurs, in numeric order."""
         return sorted({point.size for series in self.series for point in series.points})
+
+
+Depth = tuple[int, int]
+"""Groups gathered ahead of the one in use, in forward and in backward."""
+
+
+@dataclass(frozen=True)
+class PrefetchFamily:
+    """Points by N and by prefetch depth, all else alike; both in numeric order."""
+
+    scenario: str
+    points: Mapping[int, Mapping[Depth, Point]]
+
+    @property
+    def depths(self) -> list[Depth]:
+        """Every depth that occurs, in numeric order."""
+        return sorted({depth for by_depth in self.points.values() for depth in by_depth})
+
+
+def depth_text(depth: Depth) -> str:
+    """As it is passed: one number where both directions have the same."""
+    forward, backward = depth
+    return str(forward) if forward == backward else f"{forward},{backward}"
+
+
+def prefetch_depth(option: Any) -> Depth | None:
+    """The option `prefetch` as groups ahead in forward and backward; None where a scenario has none."""
+    parts = str(option).split(",")
+    if not all(part.isdecimal() for part in parts):
+        return None
+    return int(parts[0]), int(parts[-1])
 
 
 @dataclass(frozen=True)
@@ -241,6 +358,7 @@ class Directory:
 
     name: str
     launches: list[Launch] = field(default_factory=list)
+    bandwidths: list[BusBandwidth] = field(default_factory=list)
     excluded: list[Excluded] = field(default_factory=list)
 
     @property
@@ -304,7 +422,7 @@ def usable_traces(
 
 
 def read_directory(path: Path) -> Directory:
-    """Reads all *.h5 below a directory, or one file, and keeps the summaries of training runs.
+    """Reads all *.h5 below a directory, or one file, and keeps the summaries.
 
     Files that are incomplete, damaged, copies of another, or without timed steps are listed in `excluded`.
 
@@ -314,7 +432,7 @@ def read_directory(path: Path) -> Directory:
     found = Directory(str(path))
     for name, trace in usable_traces(path, found.excluded):
         if trace.attributes.scenario == BENCHMARK:
-            found.excluded.append(Excluded(name, f"no timed steps (scenario '{BENCHMARK}')"))
+            found.bandwidths += bus_bandwidths(trace.collectives, trace.attributes.world_size, name)
         else:
             found.launches.append(reduce_trace(trace, name))
     found.excluded.sort(key=lambda excluded: excluded.name)
@@ -326,7 +444,7 @@ def unusable(trace: Trace) -> str | None:
     if trace.incomplete:
         return trace.incomplete
     if trace.attributes.scenario == BENCHMARK:
-        return "no collectives" if trace.collectives.empty else None
+        return None if (trace.collectives["window"] >= 0).any() else "no timed collectives"
     step_s = stats.timed_steps(trace.steps)["step_s"]
     if step_s.empty:
         return f"no timed steps (scenario '{trace.attributes.scenario}')"
@@ -386,7 +504,18 @@ def reduce_trace(trace: Trace, name: str) -> Launch:
         peak=_peak(trace.memory_peak),
         waits=split_waits(trace.ranks, trace.clock, trace.steps, trace.events),
         overlap=_overlap(trace),
+        rehearsal=block_rehearsal(trace.calibration),
+        rank_times=_rank_times(trace.steps),
+        one_step=one_step(trace.steps, trace.events),
     )
+
+
+def _rank_times(steps: pd.DataFrame) -> RankTimes:
+    timed = stats.timed_steps(steps)
+    medians = (
+        timed.assign(own_s=timed["step_s"] - timed["exposed_s"]).groupby("rank")[["step_s", "own_s"]].median()
+    )
+    return RankTimes(medians.index.to_numpy(), medians["step_s"].to_numpy(), medians["own_s"].to_numpy())
 
 
 def _overlap(trace: Trace) -> Overlap | Unknown:
@@ -404,9 +533,12 @@ def _ledger(table: pd.DataFrame) -> Ledger:
         static_bytes={c: _cell(memory, f"{c}_bytes", "measured") or 0.0 for c in STATIC_CATEGORIES},
         static_expected=_cell(memory, "static_bytes", "expected"),
         static_textbook=_cell(memory, "textbook_static_bytes", "expected"),
+        peak_textbook=_largest(table, "textbook_peak_bytes", "expected"),
         volume_measured=_cell(volume, "volume_elements", "measured"),
         volume_expected=_cell(volume, "volume_elements", "expected"),
         volume_textbook=_cell(volume, "textbook_volume_elements", "expected"),
+        volume_bytes_measured=_cell(volume, "volume_bytes", "measured"),
+        volume_bytes_expected=_cell(volume, "volume_bytes", "expected"),
         rows=len(table),
         mismatches=tuple(_mismatch(row) for row in mismatches.to_dict("records")),
     )
@@ -423,6 +555,11 @@ def _rank_with_most(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
 def _cell(table: pd.DataFrame, quantity: str, column: str) -> float | None:
     return float(table.at[quantity, column]) if quantity in table.index else None
+
+
+def _largest(table: pd.DataFrame, quantity: str, column: str) -> float | None:
+    values = table.loc[table["quantity"] == quantity, column]
+    return None if values.empty else float(values.max())
 
 
 def _mismatch(row: Mapping[Any, Any]) -> str:
@@ -485,24 +622,46 @@ def _labels(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
     setups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for scenario, setup in keys:
         setups[scenario].append(json.loads(setup))
-    labels = {}
-    for scenario, setup in keys:
-        differing = ", ".join(_distinguishing(json.loads(setup), setups[scenario]))
-        labels[(scenario, setup)] = f"{scenario} ({differing})" if differing else scenario
-    return labels
+    differing = {
+        (scenario, setup): dict(_distinguishing(json.loads(setup), setups[scenario]))
+        for scenario, setup in keys
+    }
+    short = {key: _label(key[0], _shown(options)) for key, options in differing.items()}
+    # What is not set need not be said, unless nothing else tells two series apart.
+    ambiguous = {label for label, count in Counter(short.values()).items() if count > 1}
+    return {
+        key: _label(key[0], [f"{name} {json.dumps(value)}" for name, value in differing[key].items()])
+        if label in ambiguous
+        else label
+        for key, label in short.items()
+    }
 
 
-def _distinguishing(setup: Mapping[str, Any], all_setups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _label(scenario: str, options: Sequence[str]) -> str:
+    return f"{scenario} ({', '.join(options)})" if options else scenario
+
+
+def _distinguishing(
+    setup: Mapping[str, Any], all_setups: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, Any]]:
     for option, value in setup.items():
         if any(other.get(option) != value for other in all_setups):
-            yield f"{option} {_shown(value)}"
+            yield option, value
 
 
-def _shown(value: Any) -> str:
-    """An option's value as it is passed: an object's parts as `name=value`."""
-    if isinstance(value, Mapping):
-        return ",".join(f"{name}={part}" for name, part in value.items())
-    return "unset" if value is None else str(value)
+def _shown(options: Mapping[str, Any]) -> list[str]:
+    """Options as they are passed: switches by name, an object's parts as `name=value`."""
+    shown = []
+    for option, value in options.items():
+        if option == "prefetch" and (depth := prefetch_depth(value)):
+            value = depth_text(depth)
+        if isinstance(value, Mapping):
+            value = ",".join(f"{name}={part}" for name, part in value.items())
+        if value is True:
+            shown.append(option)
+        elif value is not None and value is not False and value != "":
+            shown.append(f"{option} {value}")
+    return shown
 
 
 def _points(launches: Iterable[Launch]) -> tuple[Point, ...]:

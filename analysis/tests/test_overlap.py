@@ -47,7 +47,27 @@ def measured(*arguments: Any, **parts: float) -> Overlap:
     ("step_s", "fraction"), [(10.0, 0.0), (6.0, 1.0), (8.0, 0.5), (12.0, -0.5), (5.0, 1.25)]
 )
 def test_definition(step_s: float, fraction: float) -> None:
-    assert Overlap(6.0, 4.0, step_s).hidden_fraction == pytest.approx(fraction)
+    found = Overlap(6.0, 4.0, step_s, 5.0, 5.5)
+    assert found.hidden_fraction == pytest.approx(fraction)
+    assert found.imb_percent == pytest.approx(100 * min(1, max(0, fraction)))
+    assert found.osu_percent == pytest.approx(max(0.0, 100 * fraction))  # compute is the longer one: the same
+    assert found.inflation == pytest.approx(1.1)
+    assert found.compute_over_communication == 1.5
+
+
+def test_definitions_part_where_communication_is_longer() -> None:
+    """Step 7, compute 2, communication 6: of 6, 1 is hidden; of the shorter one, half."""
+    found = Overlap(2.0, 6.0, 7.0, 0.0, 0.0)
+    assert (found.hidden_fraction, found.imb_percent) == (0.5, 50.0)
+    assert found.osu_percent == pytest.approx(100 / 6)
+    assert found.inflation is None
+
+
+def test_inflation_is_of_layers_in_the_slowest_ranks_step() -> None:
+    events = [event("compute", 1), event("all_gather", 1)]
+    found = measured(events, [calibrated("block", "forward", 2.0, 1.0)], compute_s=2.5, other_s=0.5)
+    assert (found.layers_alone_s, found.layers_in_step_s, found.compute_alone_s) == (2.0, 2.5, 2.5)
+    assert found.inflation == 1.25
 
 
 def test_every_block_and_micro_batch_counts() -> None:

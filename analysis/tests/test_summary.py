@@ -2,12 +2,14 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shardbench.narrate import integrity_sentences, study_sentences
+from shardbench.ends import End, scaling_end
+from shardbench.narrate import integrity_sentences, speed_sentence, study_sentences
 from shardbench.summary import Directory, Point, Study, read_directory, warnings
-from synthetic import PSI, Synthetic, synthetic
+from synthetic import PSI, Synthetic, synthetic, synthetic_collectives
 
 
 def write_all(folder: Path, *runs: Synthetic) -> Directory:
@@ -96,9 +98,96 @@ def test_options_of_several_parts_are_named_as_they_are_passed(tmp_path: Path) -
     ]
     study = only_study(write_all(tmp_path, *runs))
     assert [series.label for series in study.series] == [
+        "zero3",
         "zero3 (jitter rank=0.05,step=0.1)",
-        "zero3 (jitter unset)",
     ]
+
+
+def test_what_is_recorded_or_verified_beside_the_step_does_not_split(tmp_path: Path) -> None:
+    runs = [
+        synthetic(size=2, options={"check": True}),
+        synthetic(size=4, options={"check": False, "trace": "steps"}),
+    ]
+    (series,) = only_study(write_all(tmp_path, *runs)).series
+    assert (series.label, [point.size for point in series.points]) == ("zero3", [2, 4])
+
+
+def test_labels_show_no_switch_that_is_off_and_one_number_for_both_directions(tmp_path: Path) -> None:
+    options = [
+        {"fp32-grad-accum": False, "prefetch": "1,1", "flops": None},
+        {"fp32-grad-accum": True, "prefetch": "1,1", "flops": None},
+        {"fp32-grad-accum": False, "prefetch": "2,1", "flops": 1e12},
+    ]
+    runs = [synthetic(options=each, launch=i) for i, each in enumerate(options)]
+    assert [series.label for series in only_study(write_all(tmp_path, *runs)).series] == [
+        "zero3 (flops 1000000000000.0, prefetch 2,1)",
+        "zero3 (fp32-grad-accum, prefetch 1)",
+        "zero3 (prefetch 1)",
+    ]
+
+
+def test_series_that_only_an_unset_option_tells_apart_keep_two_names(tmp_path: Path) -> None:
+    runs = [synthetic(options={"bucket-mb": each}, launch=i) for i, each in enumerate((None, False))]
+    labels = [series.label for series in only_study(write_all(tmp_path, *runs)).series]
+    assert labels == ["zero3 (bucket-mb false)", "zero3 (bucket-mb null)"]
+
+
+def test_simulated_machines_are_never_mixed(tmp_path: Path) -> None:
+    machines: list[dict[str, Any]] = [
+        {"platform": "flat", "changed": {}},
+        {"platform": "ethernet", "changed": {}},
+        {"platform": "flat", "changed": {"node.gpus": 4}},
+    ]
+    runs = [synthetic(simulated=1, launch=i) for i in range(3)]
+    for run, machine in zip(runs, machines):
+        run.config["simulation"] = machine
+    study = only_study(write_all(tmp_path, *runs))
+    assert [series.label for series in study.series] == [
+        "zero3 (node.gpus 4, platform flat)",
+        "zero3 (platform ethernet)",
+        "zero3 (platform flat)",
+    ]
+    assert study.title.endswith("32 tokens a sequence, simulated")
+    (tmp_path / "one").mkdir()
+    assert only_study(write_all(tmp_path / "one", runs[0])).title.endswith("simulated on flat")
+
+
+def test_prefetch_families_differ_in_nothing_else(tmp_path: Path) -> None:
+    runs = [
+        *(
+            synthetic(size=size, options={"prefetch": p}, launch=i)
+            for size in (4, 2)
+            for i, p in enumerate(("10,10", "0,0", "2,1"))
+        ),
+        synthetic(size=2, options={"prefetch": "0,0", "clip": 1.0}, launch=3),
+        synthetic("ddp", 2, options={"prefetch": "1,1"}),
+    ]
+    (family,) = only_study(write_all(tmp_path, *runs)).prefetch_families
+    assert family.scenario == "zero3"
+    assert family.depths == [(0, 0), (2, 1), (10, 10)]
+    assert {size: list(by_depth) for size, by_depth in family.points.items()} == {
+        size: [(0, 0), (2, 1), (10, 10)] for size in (2, 4)
+    }
+
+
+def test_ranks_medians(tmp_path: Path) -> None:
+    """Ranks but the last are 1 ms faster; the last waits a quarter of its step."""
+    times = only_point(write_all(tmp_path, synthetic(size=3))).typical.rank_times
+    assert list(times.ranks) == [0, 1, 2]
+    assert list(times.step_s) == pytest.approx([0.012, 0.012, 0.013])
+    assert times.own_s[2] == pytest.approx(0.75 * 0.013)
+
+
+def test_collectives_are_no_launches(tmp_path: Path) -> None:
+    found = write_all(tmp_path, synthetic_collectives(size=4, windows=2))
+    assert (found.launches, found.excluded) == ([], [])
+    reduce, scatter, gather = found.bandwidths
+    assert [b.collective for b in found.bandwidths] == ["all_reduce", "reduce_scatter", "all_gather"]
+    # Two iterations, from 0 to 1.5 s: 0.75 s each, of 256 bytes.
+    assert reduce.iteration_s.median == 0.75
+    assert reduce.bytes_per_s == pytest.approx(2 * 3 / 4 * 256 / 0.75)
+    assert gather.bytes_per_s == scatter.bytes_per_s == pytest.approx(3 / 4 * 256 / 0.75)
+    assert reduce.label == "all_reduce maximum, ring, bf16, N = 4"
 
 
 def test_accumulation_that_follows_from_the_global_batch_does_not_split(tmp_path: Path) -> None:
@@ -126,7 +215,7 @@ def test_imitated_compute_is_a_study_of_its_own(tmp_path: Path) -> None:
     timed = synthetic(launch=1)
     timed.attributes["compute"] = "timed"
     found = write_all(tmp_path, synthetic(), timed)
-    assert [study.title.rpartition("parameters, ")[2] for study in found.studies] == [
+    assert [study.title.rpartition("a sequence, ")[2] for study in found.studies] == [
         "measured",
         "measured, compute imitated",
     ]
@@ -182,7 +271,9 @@ def test_ledger_mismatch_is_told(tmp_path: Path) -> None:
     assert "In 1 of 1 run the ledger's" in integrity_sentences(found.launches)[0]
 
 
-@pytest.mark.parametrize(("algorithm", "gpus", "told"), [("hierarchical", 8, True), ("nccl", 8, False), ("ring", 1, False)])
+@pytest.mark.parametrize(
+    ("algorithm", "gpus", "told"), [("hierarchical", 8, True), ("nccl", 8, False), ("ring", 1, False)]
+)
 def test_what_is_not_nccls_default_is_told(tmp_path: Path, algorithm: str, gpus: int, told: bool) -> None:
     run = synthetic(options={"algorithm": algorithm})
     run.config["simulation"] = {"machine": {"node": {"gpus": gpus}}}
@@ -279,12 +370,66 @@ def test_summary_sentences(tmp_path: Path) -> None:
         )
     ]
     study = only_study(write_all(tmp_path, *runs))
-    scope, memory, speed, scaling = study_sentences(study)
-    assert scope == "4 runs of ddp and zero3 at N = 1 and 4."
-    assert memory == (
-        "Least static memory per rank at N = 4: zero3 with 4.800 kB. "
-        "Most: ddp with 19.20 kB, 4.00 times as much."
+    memory, overlap, scaling = study_sentences(study)
+    assert [sentence.topic for sentence in (memory, overlap, scaling)] == ["Memory", "Overlap", "Scaling"]
+    assert memory.text == (
+        "least static memory (parameters, gradients, optimizer) per rank at N = 4 needs zero3 with 4.800 kB; most, "
+        "4.00 times as much, ddp with 19.20 kB; at N = 4 all need the same peak memory per rank, 24.23 kB."
     )
-    assert "Fastest at N = 4: ddp with 12,800 tokens/s, 10.00 ms a step" in speed
+    assert overlap.text.startswith("not measurable here, because all ranks share one host's memory")
+    assert "exposed at N = 4 are 25.0 % of a step" in overlap.text
+    assert scaling.text == "ddp and zero3: past the end at the base N = 1 (25.0 % of a step exposed)."
+    speed = speed_sentence(study)
+    assert speed and "Fastest at N = 4: ddp with 12,800 tokens/s, 10.00 ms a step" in speed
     assert "intervals of their step times do not overlap" in speed
-    assert "ddp 4.00-fold (100.0 %) and zero3 2.00-fold (50.0 %)" in scaling
+
+
+def exposing(scenario: str, size: int, share: float, step_s: float = 0.010, **facts: Any) -> Synthetic:
+    """A run whose ranks wait for the given share of each step."""
+    run = synthetic(scenario, size, step_s=[step_s] * 6, **facts)
+    for row in run.tables["steps"]:
+        change = share * row["step_s"] - row["exposed_s"]
+        row["exposed_s"] += change
+        row["exposed_ag_forward_s"] += change
+        row["compute_s"] -= change
+    return run
+
+
+def test_scaling_ends_at_the_first_size_that_breaks_a_limit(tmp_path: Path) -> None:
+    runs = [
+        *(exposing("ddp", n, 0.09) for n in (1, 2, 16)),
+        *(exposing("zero1", n, 0.02 * n) for n in (1, 2, 4, 8, 16)),
+        *(exposing("zero2", n, 0.0, step_s) for n, step_s in ((2, 0.010), (8, 0.0125), (16, 0.0126))),
+        exposing("zero3", 4, 0.3),
+    ]
+    study = only_study(write_all(tmp_path, *runs))
+    ends = {series.scenario: scaling_end(series) for series in study.series}
+    assert ends["ddp"] is None
+    assert ends["zero1"] == End(8, "of a step exposed", pytest.approx(0.16))
+    assert ends["zero2"] == End(16, "efficiency", pytest.approx(0.010 / 0.0126))  # 80.0 % at 8 is within
+    assert study_sentences(study)[2].text == (
+        "ddp: no end up to N = 16, the largest (9.0 % of a step exposed); zero1: scaling ends at N = 8 (16.0 % of a step "
+        "exposed); zero2: scaling ends at N = 16 (79.4 % efficiency)."
+    )
+
+
+def test_what_prefetch_hid_is_told_at_both_ends(tmp_path: Path) -> None:
+    """40 % of a step without, 4 % with: 90 % hidden; 50 and 25 %: half."""
+    runs = [
+        exposing("zero3", n, share, simulated=1, launch=p, options={"prefetch": f"{p},{p}"})
+        for n, p, share in (
+            (8, 0, 0.4),
+            (8, 1, 0.04),
+            (16, 0, 0.5),
+            (16, 1, 0.2),
+            (64, 0, 0.5),
+            (64, 1, 0.25),
+        )
+    ]
+    overlap = study_sentences(only_study(write_all(tmp_path, *runs)))[1].text
+    assert (
+        "at N = 8 prefetch 1 hid 90.0 % of what zero3 exposes without it (4.000 ms without, 0.4000 ms with"
+        in overlap
+    )
+    assert "at N = 64 prefetch 1 hid 50.0 % of what" in overlap
+    assert "N = 16" not in overlap

@@ -1,0 +1,24 @@
+"""Draws figures as SVG text to embed in a page.
+
+Figures are narrow, and bars lie down, so that a figure grows in height and stays readable on a phone. Only what is
+there is drawn: what is absent or zero is returned as a list of clauses, to be said below the figure.
+"""
+
+from shardbench.plot.canvas import (
+    GREY,
+    INK,
+    PURPLE,
+    SERIES_COLOURS,
+    SERIES_MARKERS,
+    SKY,
+    STYLE,
+    VERMILION,
+    Drawing,
+    drawn,
+    layer_colour,
+)
+
+__all__ = [
+    *("GREY", "INK", "PURPLE", "SKY", "VERMILION", "SERIES_COLOURS", "SERIES_MARKERS", "STYLE"),
+    *("Drawing", "drawn", "layer_colour"),
+]

@@ -1,0 +1,71 @@
+"""The timeline of one step: what two streams did, layers coloured."""
+
+from collections.abc import Iterator
+
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from shardbench.onestep import Lane, OneStep, Span
+from shardbench.plot.canvas import AMBER, GREEN, GREY, VERMILION, WIDTH_INCHES, layer_colour
+from shardbench.units import MILLISECONDS
+
+BUCKET = AMBER
+OTHER_KINDS = {"wait": VERMILION, "copy_in": GREY, "copy_out": GREY}
+
+
+def timeline(step: OneStep, layers: int) -> Figure:
+    """A row for compute and one for each direction of the stream comm; layers from 0 to `layers` + 1."""
+    lanes = [lane for lane in Lane if any(span.lane is lane for span in step.spans)]
+    figure = Figure(figsize=(WIDTH_INCHES, 1.75 + 0.36 * len(lanes)), layout="constrained")
+    axes = figure.add_subplot()
+    for row, lane in enumerate(lanes):
+        spans = [span for span in step.spans if span.lane is lane]
+        axes.broken_barh(
+            [(span.start_s * MILLISECONDS, (span.end_s - span.start_s) * MILLISECONDS) for span in spans],
+            (row - 0.4, 0.8),
+            facecolors=[_colour(span, layers) for span in spans],
+            linewidth=0,
+        )
+    axes.set_yticks(range(len(lanes)), [lane.value for lane in lanes])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(lanes) - 0.5, -0.5)
+    axes.set_xlim(0, 1.005 * step.step_s * MILLISECONDS)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.set_xlabel("time since the step began, ms")
+    handles = list(_handles(step))
+    if handles:
+        axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncol=4)
+    if any(span.layer >= 0 for span in step.spans):
+        colours = ListedColormap([layer_colour(layer, layers) for layer in range(layers + 2)])
+        scale = ScalarMappable(Normalize(-0.5, layers + 1.5), colours)
+        bar = figure.colorbar(scale, ax=axes, orientation="horizontal", fraction=0.06, pad=0.02, aspect=50)
+        bar.set_label("layer (0 embedding, last: head)", size=9)
+        bar.locator = MaxNLocator(8, integer=True)
+        bar.update_ticks()
+        bar.outline.set_visible(False)
+        # As drawn by matplotlib, a colour bar's face would be a bitmap.
+        bar.solids.set(rasterized=False, edgecolor="face")
+    return figure
+
+
+def _colour(span: Span, layers: int) -> str | tuple[float, float, float, float]:
+    if span.kind in OTHER_KINDS:
+        return OTHER_KINDS[span.kind]
+    if span.layer >= 0:
+        return layer_colour(span.layer, layers)
+    return GREEN if span.lane is Lane.COMPUTE else BUCKET
+
+
+def _handles(step: OneStep) -> Iterator[Patch]:
+    kinds = {span.kind for span in step.spans}
+    if "wait" in kinds:
+        yield Patch(color=VERMILION, label="waits (exposed)")
+    if kinds & {"copy_in", "copy_out"}:
+        yield Patch(color=GREY, label="copies")
+    if any(span.lane is Lane.COMPUTE and span.kind == "compute" and span.layer < 0 for span in step.spans):
+        yield Patch(color=GREEN, label="optimizer")
+    if any(span.lane is not Lane.COMPUTE and span.layer < 0 for span in step.spans):
+        yield Patch(color=BUCKET, label="buckets")

@@ -1,0 +1,49 @@
+"""`shardbench report`."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from shardbench.errors import RunError, UsageError
+
+
+def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Declares the command's options."""
+    parser = add(
+        "report",
+        help="summarise a directory of files as a table and an HTML page",
+        description="Reads all *.h5 below DIR, prints a summary table and writes one self-contained "
+        "HTML page. Files that cannot be used are listed with the reason.",
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="where the HDF5 files are")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="the page to write (default: report.html)",
+    )
+    parser.set_defaults(run=report)
+
+
+def report(options: argparse.Namespace) -> int:
+    """Prints the table and writes the page; 0 done."""
+    from shardbench.report.page import html_report
+    from shardbench.report.text import text_report
+    from shardbench.summary import read_directory
+
+    if options.directory.is_file():
+        raise UsageError(f"{options.directory} is not a folder; pass the folder that holds the .h5 files")
+    found = read_directory(options.directory)
+    print(text_report(found), end="\n\n")
+    if not found.launches and not found.bandwidths:
+        reason = f"none of the {len(found.excluded)} files below {options.directory} can be used"
+        raise RunError(f"{reason}; see the reasons above")
+    try:
+        options.output.write_text(html_report(found), encoding="utf-8")
+    except OSError as error:
+        raise RunError(
+            f"{options.output} cannot be written ({error.strerror}); pass another path with -o"
+        ) from error
+    print(options.output)
+    return 0

@@ -1,0 +1,92 @@
+"""Assembles the page: one file without external references, all text escaped."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from shardbench import __version__
+from shardbench.ends import DEFINITION
+from shardbench.narrate import Sentence, integrity_sentences, study_sentences
+from shardbench.predicted import PredictedPoint
+from shardbench.read import SCHEMA_VERSION
+from shardbench.report.bandwidths import bandwidth_group
+from shardbench.report.communication import communication_group
+from shardbench.report.hiding import overlap_group, prefetch_group
+from shardbench.report.memory import memory_group
+from shardbench.report.parts import NUMERIC, Group
+from shardbench.report.provenance import period, provenance
+from shardbench.report.scaling import counted, scaling_group
+from shardbench.report.steptime import time_group
+from shardbench.summary import Directory, Study, warnings
+
+MOST_SUMMARIES = 6
+"""Studies whose sentences are open at first."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A study on the page."""
+
+    key: str
+    title: str
+    runs: str
+    sentences: Sequence[Sentence]
+    groups: Sequence[Group]
+
+
+def html_report(found: Directory, predicted: Sequence[PredictedPoint] = ()) -> str:
+    """The page as HTML. `predicted` points are drawn beside those of the series that they name."""
+    environment = Environment(
+        loader=PackageLoader("shardbench"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["unbroken"] = _unbroken
+    sections = [_section(f"s{index}", study, predicted) for index, study in enumerate(found.studies, 1)]
+    titles = {section.title for section in sections}
+    strangers = sorted({point.study for point in predicted} - titles)
+    return environment.get_template("report.html").render(
+        directory=found.name,
+        period=period(found.launches),
+        runs=len(found.launches),
+        sections=sections,
+        most_summaries=MOST_SUMMARIES,
+        definition=DEFINITION,
+        collectives=bandwidth_group(found.bandwidths),
+        integrity=integrity_sentences(found.launches),
+        warnings=[
+            *warnings(found.launches),
+            *(f"Predictions for a study without any run are not drawn: {title}." for title in strangers),
+        ],
+        numeric=NUMERIC,
+        excluded=found.excluded,
+        provenance=provenance(found.launches),
+        version=__version__,
+        schema_version=SCHEMA_VERSION,
+    )
+
+
+def _section(key: str, study: Study, predicted: Sequence[PredictedPoint]) -> Section:
+    groups = [
+        scaling_group(key, study, predicted),
+        time_group(key, study),
+        memory_group(key, study),
+        communication_group(key, study),
+        overlap_group(key, study),
+        prefetch_group(key, study),
+    ]
+    return Section(
+        key,
+        study.title,
+        counted(study),
+        study_sentences(study),
+        [group for group in groups if not group.is_empty],
+    )
+
+
+def _unbroken(text: str) -> str:
+    """Keeps 'N = 4' and '95 %' on one line."""
+    return text.replace("N = ", "N\u00a0=\u00a0").replace(" %", "\u00a0%")
