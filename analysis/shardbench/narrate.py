@@ -22,10 +22,13 @@ class Sentence:
     text: str
 
 
-def study_sentences(study: Study) -> list[Sentence]:
-    """Three: who needs least memory, what is hidden and exposed, where scaling ends and why."""
+def study_sentences(study: Study, memory_limit: float | None = None) -> list[Sentence]:
+    """Three: who needs least memory and fits, what is hidden and exposed, where scaling ends and why.
+
+    `memory_limit`: bytes that a rank has; None where that is not known.
+    """
     return [
-        Sentence("Memory", _memory(study)),
+        Sentence("Memory", _memory(study, memory_limit)),
         Sentence("Overlap", _overlap(study)),
         Sentence("Scaling", _scaling(study)),
     ]
@@ -77,7 +80,7 @@ def _all_of(count: int) -> str:
     return "the one run" if count == 1 else f"all {count:,} runs"
 
 
-def _memory(study: Study) -> str:
+def _memory(study: Study, limit: float | None) -> str:
     size, rivals = study.comparison
     static = {
         label: sum(point.typical.ledger.static_bytes.values())
@@ -95,7 +98,18 @@ def _memory(study: Study) -> str:
         )
         if totals
     ]
+    if peaks and limit is not None:
+        texts.append(_fitting(peaks, size, limit))
     return "; ".join(texts) + "."
+
+
+def _fitting(peaks: Mapping[str, float], size: int, limit: float) -> str:
+    fitting = [label for label, peak in peaks.items() if peak <= limit]
+    rest = [label for label in peaks if label not in fitting]
+    where = f"{bytes_text(limit)} at N = {size}"
+    if not fitting:
+        return f"none fits into {where}"
+    return f"what fits into {where}: {listed(fitting)}" + (f"; what does not: {listed(rest)}" if rest else "")
 
 
 def _extremes(totals: Mapping[str, float], size: int, what: str) -> str:

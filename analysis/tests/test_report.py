@@ -185,6 +185,7 @@ def test_unwritable_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["valdate"], "no command 'valdate'; did you mean validate?"),
         (["report"], "required: DIR"),
         (["report", "{}", "--outptu", "x"], "no option --outptu"),
+        (["report", "{}", "--gpu-memory", "80 apples"], "'80 apples' is no size; pass for example 80GB"),
         ([], "required: COMMAND"),
     ],
 )

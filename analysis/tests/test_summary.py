@@ -384,6 +384,24 @@ def test_summary_sentences(tmp_path: Path) -> None:
     assert "intervals of their step times do not overlap" in speed
 
 
+def test_what_fits_is_told_against_a_limit(tmp_path: Path) -> None:
+    big, small = synthetic("ddp", 2), synthetic("zero3", 2)
+    big.row("memory_peak", rank=1, category="optimizer")["peak_bytes"] += 10_000
+    study = only_study(write_all(tmp_path, big, small))
+    peaks = [series.points[0].peak for series in study.series]
+    assert [peak and peak.total for peak in peaks] == [34_210, 24_210]
+
+    def told(limit: float) -> str:
+        return study_sentences(study, limit)[0].text.rpartition("; ")[2]
+
+    assert told(24_209) == "none fits into 24.21 kB at N = 2."
+    assert study_sentences(study, 24_210)[0].text.endswith(
+        "what fits into 24.21 kB at N = 2: zero3; what does not: ddp."
+    )
+    assert told(34_210) == "what fits into 34.21 kB at N = 2: ddp and zero3."
+    assert "fits" not in study_sentences(study)[0].text
+
+
 def exposing(scenario: str, size: int, share: float, step_s: float = 0.010, **facts: Any) -> Synthetic:
     """A run whose ranks wait for the given share of each step."""
     run = synthetic(scenario, size, step_s=[step_s] * 6, **facts)

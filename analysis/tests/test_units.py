@@ -27,3 +27,16 @@ def test_exact_keeps_every_digit() -> None:
 def test_plural() -> None:
     assert [units.plural(n, "launch") for n in (1, 2)] == ["1 launch", "2 launches"]
     assert units.plural(1200, "run") == "1,200 runs"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("80GB", 80e9), ("1.5 TB", 1.5e12), ("40GiB", 40 * 2**30), ("512B", 512), ("64kB", 64e3)]
+)
+def test_sizes_are_read(text: str, count: float) -> None:
+    assert units.parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["0GB", "-1GB", "1,5GB", "GB", "80iB", "80GBs", "1.2.3GB", ""])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no size.*; pass for example 80GB"):
+        units.parse_bytes(text)

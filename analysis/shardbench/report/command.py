@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 from shardbench.errors import RunError, UsageError
+from shardbench.units import parse_bytes
 
 
 def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -23,7 +24,20 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
         metavar="FILE",
         help="the page to write (default: report.html)",
     )
+    parser.add_argument(
+        "--gpu-memory",
+        type=_size,
+        metavar="SIZE",
+        help="what a rank has, for example 80GB: the page says what fits (default: not known)",
+    )
     parser.set_defaults(run=report)
+
+
+def _size(text: str) -> float:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def report(options: argparse.Namespace) -> int:
@@ -40,7 +54,7 @@ def report(options: argparse.Namespace) -> int:
         reason = f"none of the {len(found.excluded)} files below {options.directory} can be used"
         raise RunError(f"{reason}; see the reasons above")
     try:
-        options.output.write_text(html_report(found), encoding="utf-8")
+        options.output.write_text(html_report(found, memory_limit=options.gpu_memory), encoding="utf-8")
     except OSError as error:
         raise RunError(
             f"{options.output} cannot be written ({error.strerror}); pass another path with -o"

@@ -6,7 +6,7 @@ from shardbench.plot import bars
 from shardbench.plot.bars import TEXTBOOK, Bar, Bars
 from shardbench.report.parts import Figure, Group, figure, names, omissions, size_text
 from shardbench.summary import Point, Study
-from shardbench.units import byte_unit
+from shardbench.units import byte_unit, bytes_text
 
 MOST_SIZES = 2
 """At how many N stages are compared: the largest at which most series have a point."""
@@ -16,10 +16,13 @@ CATEGORIES = (
 )
 
 
-def memory_group(key: str, study: Study) -> Group:
-    """Static memory by stage at given N and by N, and the peak with everything that is held at once."""
+def memory_group(key: str, study: Study, limit: float | None) -> Group:
+    """Static memory by stage at given N and by N, and the peak with everything that is held at once.
+
+    `limit`: what a rank has, bytes; drawn where it is not far beyond what is needed.
+    """
     group = Group("memory", "Memory")
-    group.figures += [*_stages(key, study), *_static(key, study), *_peak(key, study)]
+    group.figures += [*_stages(key, study), *_static(key, study), *_peak(key, study, limit)]
     points = [(series, point) for series in study.series for point in series.points]
     lacking = [pair for pair in points if _static_bar(pair[1], "") is None and pair[1].peak is None]
     if lacking:
@@ -85,7 +88,7 @@ def _static_bar(point: Point, label: str) -> Bar | None:
     return Bar(label, ledger.static_bytes, marks, sum(ledger.static_bytes.values()))
 
 
-def _peak(key: str, study: Study) -> Iterator[Figure]:
+def _peak(key: str, study: Study, limit: float | None) -> Iterator[Figure]:
     groups = [
         (series.label, [bar for point in series.points if (bar := _peak_bar(point))])
         for series in study.series
@@ -98,6 +101,8 @@ def _peak(key: str, study: Study) -> Iterator[Figure]:
         if point.peak is None
     ]
     if filled:
+        reached = max(bar.extent for _, members in filled for bar in members)
+        lines = {f"limit {bytes_text(limit)}": limit} if limit is not None and limit < 2 * reached else {}
         yield figure(
             f"{key}-peak",
             "Peak memory by category",
@@ -105,7 +110,7 @@ def _peak(key: str, study: Study) -> Iterator[Figure]:
             "moment: their sum is an upper bound. Line and number: the exact peak of the total, where recorded. "
             "Diamond: the peak computed on paper from model and schedule (ledger --peak).",
             study.title,
-            lambda: bars.lying_bars(Bars("peak memory per rank", byte_unit, filled)),
+            lambda: bars.lying_bars(Bars("peak memory per rank", byte_unit, filled, lines)),
             omissions(absent),
         )
 

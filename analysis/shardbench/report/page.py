@@ -35,8 +35,13 @@ class Section:
     groups: Sequence[Group]
 
 
-def html_report(found: Directory, predicted: Sequence[PredictedPoint] = ()) -> str:
-    """The page as HTML. `predicted` points are drawn beside those of the series that they name."""
+def html_report(
+    found: Directory, predicted: Sequence[PredictedPoint] = (), memory_limit: float | None = None
+) -> str:
+    """The page as HTML.
+
+    `predicted` points are drawn beside those of the series that they name. `memory_limit` is what a rank has, bytes.
+    """
     environment = Environment(
         loader=PackageLoader("shardbench"),
         autoescape=True,
@@ -45,7 +50,7 @@ def html_report(found: Directory, predicted: Sequence[PredictedPoint] = ()) -> s
         lstrip_blocks=True,
     )
     environment.filters["unbroken"] = _unbroken
-    sections = [_section(f"s{index}", study, predicted) for index, study in enumerate(found.studies, 1)]
+    sections = [_section(f"s{index}", study, predicted, memory_limit) for index, study in enumerate(found.studies, 1)]
     titles = {section.title for section in sections}
     strangers = sorted({point.study for point in predicted} - titles)
     return environment.get_template("report.html").render(
@@ -69,11 +74,11 @@ def html_report(found: Directory, predicted: Sequence[PredictedPoint] = ()) -> s
     )
 
 
-def _section(key: str, study: Study, predicted: Sequence[PredictedPoint]) -> Section:
+def _section(key: str, study: Study, predicted: Sequence[PredictedPoint], memory_limit: float | None) -> Section:
     groups = [
         scaling_group(key, study, predicted),
         time_group(key, study),
-        memory_group(key, study),
+        memory_group(key, study, memory_limit),
         communication_group(key, study),
         overlap_group(key, study),
         prefetch_group(key, study),
@@ -82,7 +87,7 @@ def _section(key: str, study: Study, predicted: Sequence[PredictedPoint]) -> Sec
         key,
         study.title,
         counted(study),
-        study_sentences(study),
+        study_sentences(study, memory_limit),
         [group for group in groups if not group.is_empty],
     )
 
