@@ -88,11 +88,13 @@ class RankTimes:
     """Each rank's medians over timed steps, seconds: its step, and the part that it did not wait.
 
     Ranks leave a synchronous step together, so a slow rank shows in its own work, and in the others' waits.
+    `effect` is the share of the own work's variance that lies between ranks (`stats.rank_effect`).
     """
 
     ranks: NDArray[np.int64]
     step_s: NDArray[np.float64]
     own_s: NDArray[np.float64]
+    effect: float | None
 
 
 @dataclass(frozen=True)
@@ -511,11 +513,14 @@ def reduce_trace(trace: Trace, name: str) -> Launch:
 
 
 def _rank_times(steps: pd.DataFrame) -> RankTimes:
-    timed = stats.timed_steps(steps)
-    medians = (
-        timed.assign(own_s=timed["step_s"] - timed["exposed_s"]).groupby("rank")[["step_s", "own_s"]].median()
+    worked = steps.assign(own_s=steps["step_s"] - steps["exposed_s"])
+    medians = stats.timed_steps(worked).groupby("rank")[["step_s", "own_s"]].median()
+    return RankTimes(
+        medians.index.to_numpy(),
+        medians["step_s"].to_numpy(),
+        medians["own_s"].to_numpy(),
+        stats.rank_effect(worked, "own_s"),
     )
-    return RankTimes(medians.index.to_numpy(), medians["step_s"].to_numpy(), medians["own_s"].to_numpy())
 
 
 def _overlap(trace: Trace) -> Overlap | Unknown:

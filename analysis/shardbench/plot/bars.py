@@ -119,7 +119,7 @@ def _draw_bar(axes: Axes, y: float, bar: Bar, unit: Unit, extent: float) -> None
     for name, value in bar.marks.items():
         if value is not None:
             _draw_mark(axes, y, value / unit.size, name)
-    end = (bar.extent + 0.02 * extent) / unit.size
+    end = (bar.extent + 0.03 * extent) / unit.size
     axes.text(end, y, short(bar.total / unit.size), va="center", fontsize=9, color=INK)
 
 

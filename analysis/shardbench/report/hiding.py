@@ -141,7 +141,7 @@ def _prefetch(key: str, study: Study, family: PrefetchFamily) -> Iterator[Figure
         "are gathered ahead of the one in use.",
         study.title,
         lambda: scaling.prefetch(family.depths, shown),
-        [f"not drawn but in the table: N = {', '.join(rest)}"] if rest else [],
+        [f"N = {', '.join(rest)}, which the table has"] if rest else [],
     )
 
 

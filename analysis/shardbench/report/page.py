@@ -50,7 +50,9 @@ def html_report(
         lstrip_blocks=True,
     )
     environment.filters["unbroken"] = _unbroken
-    sections = [_section(f"s{index}", study, predicted, memory_limit) for index, study in enumerate(found.studies, 1)]
+    sections = [
+        _section(f"s{index}", study, predicted, memory_limit) for index, study in enumerate(found.studies, 1)
+    ]
     titles = {section.title for section in sections}
     strangers = sorted({point.study for point in predicted} - titles)
     return environment.get_template("report.html").render(
@@ -74,7 +76,9 @@ def html_report(
     )
 
 
-def _section(key: str, study: Study, predicted: Sequence[PredictedPoint], memory_limit: float | None) -> Section:
+def _section(
+    key: str, study: Study, predicted: Sequence[PredictedPoint], memory_limit: float | None
+) -> Section:
     groups = [
         scaling_group(key, study, predicted),
         time_group(key, study),

@@ -7,7 +7,7 @@ import numpy as np
 from shardbench.onestep import OneStep
 from shardbench.plot import bars, ranks, steps
 from shardbench.plot.bars import Bar, Bars
-from shardbench.report.parts import Figure, Group, Table, figure, ms, name, size_text
+from shardbench.report.parts import Figure, Group, Table, figure, ms, name, names, size_text
 from shardbench.stats import PARTS
 from shardbench.stragglers import Bounded, Unknown, Waits
 from shardbench.summary import Launch, Point, Series, Study
@@ -33,6 +33,7 @@ SPREAD_HEADINGS = (
     "fastest ms",
     "slowest ms",
     "spread",
+    "rank effect",
     "rank with most own work",
     "straggler",
 )
@@ -47,6 +48,9 @@ def time_group(key: str, study: Study) -> Group:
     group.figures.append(_step_time(key, study))
     group.tables += [table for table in (waits_table(study), _spread_table(study)) if table.rows]
     group.figures += _spread(key, study)
+    alike = [(s, p) for s in study.series for p in s.points if p.size > 1 and not _differ(p)]
+    if alike:
+        group.sentences.append(f"All ranks are alike, to the last digits: {names(alike)}.")
     timelines, missing = _timelines(key, study)
     group.figures += timelines
     group.missing += missing
@@ -99,7 +103,7 @@ def _step_bar(point: Point) -> Bar:
 
 def _spread(key: str, study: Study) -> Iterator[Figure]:
     groups = [
-        (series.label, [_ranks(point) for point in series.points if point.size > 1])
+        (series.label, [_ranks(point) for point in series.points if _differ(point)])
         for series in study.series
     ]
     filled = [(label, members) for label, members in groups if members]
@@ -113,6 +117,11 @@ def _spread(key: str, study: Study) -> Iterator[Figure]:
             study.title,
             lambda: ranks.spread(filled),
         )
+
+
+def _differ(point: Point) -> bool:
+    times = point.typical.rank_times
+    return any(seconds.max() > seconds.min() * (1 + ROUNDING) for seconds in (times.step_s, times.own_s))
 
 
 def _ranks(point: Point) -> ranks.Spread:
@@ -131,11 +140,12 @@ def _straggler(launch: Launch, waits: Waits | Unknown) -> int | None:
 
 def _spread_table(study: Study) -> Table:
     rows = [
-        _spread_row(series, point) for series in study.series for point in series.points if point.size > 1
+        _spread_row(series, point) for series in study.series for point in series.points if _differ(point)
     ]
     notes = (
         "Own work: step − exposed, each rank's median over timed steps, of the launch with the median step time. "
-        "Spread: slowest over fastest, less 1. A straggler is a rank that others wait for during more than 1 % of "
+        "Spread: slowest over fastest, less 1. Rank effect: the share of the variance over ranks and steps that lies "
+        "between ranks, 0 to 1; near 1 the same rank is always slow. A straggler is a rank that others wait for during more than 1 % of "
         "the step, beyond what it waits itself.",
     )
     return Table("Spread of the ranks' own work", SPREAD_HEADINGS, rows, notes)
@@ -153,7 +163,8 @@ def _spread_row(series: Series, point: Point) -> tuple[str, ...]:
         ms(float(own_s.min())),
         ms(float(own_s.max())),
         percent(float(own_s.max() / own_s.min()) - 1) if own_s.min() > 0 else "-",
-        f"rank {slowest}" if own_s.max() > own_s.min() * (1 + ROUNDING) else "all alike",
+        "-" if launch.rank_times.effect is None else f"{launch.rank_times.effect:.2f}",
+        f"rank {slowest}",
         told if straggler is None else f"rank {straggler}",
     )
 
@@ -192,9 +203,8 @@ def _timeline(key: str, study: Study, series: Series, point: Point, step: OneSte
     return figure(
         key,
         f"One step of {name(series, point)}",
-        f"Rank {step.rank}, step {step.step}, the last timed one of the launch with the median step time. Above: what "
-        "compute did; below: collectives from when their turn came until their end was seen. Pieces shorter than a "
-        "2,000th of the step are left out.",
+        f"Rank {step.rank}, step {step.step}, the last timed one. Collectives: from when their turn came until their end "
+        "was seen. What is shorter than a 2,000th of the step is left out.",
         study.title,
         lambda: steps.timeline(step, last),
     )
