@@ -7,12 +7,11 @@ from dataclasses import dataclass
 class PredictedPoint:
     """The predicted step time of one series at one N, seconds, within `low_s` and `high_s`.
 
-    `study` and `series` are the title and the label under which `shardbench.summary` groups the runs that the
-    prediction is made from. Without an interval `low_s` and `high_s` are None.
+    `file` names a run of that series, as `shardbench.summary.Launch.name` does. Without an interval `low_s` and `high_s`
+    are None.
     """
 
-    study: str
-    series: str
+    file: str
     size: int
     step_s: float
     low_s: float | None = None

@@ -81,18 +81,20 @@ def test_hidden_fraction_is_printed_only_where_it_can_be_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Compute alone 3 + 1.5 (optimizer and other), communication alone 2, step 5 ms: 0.75 of 2 is hidden."""
-    one_host, two_hosts, simulated = (synthetic(step_s=[0.005] * 6, launch=i) for i in range(3))
+    one_host, two_hosts, simulated, alone = (
+        synthetic(size=size, step_s=[0.005] * 6, launch=i) for i, size in enumerate((2, 2, 2, 1))
+    )
     two_hosts.row("ranks", rank=1)["host"] = "node2"
     two_hosts.config["options"]["seed"] = 2
     simulated.attributes["simulated"] = 1
-    for run in (one_host, two_hosts, simulated):
+    for run in (one_host, two_hosts, simulated, alone):
         run.tables["calibration"] = [
             dict(kind="embedding", layer=0, direction="forward", compute_alone_s=0.001,
                  communication_alone_s=0.0005),
             dict(kind="block", layer=1, direction="forward", compute_alone_s=0.002,
                  communication_alone_s=0.0015),
         ]  # fmt: skip
-    write(tmp_path, one_host, two_hosts, simulated)
+    write(tmp_path, one_host, two_hosts, simulated, alone)
     page = page_of(tmp_path)
     cells = [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()]
     assert cells.count("0.75") == 2
@@ -100,6 +102,8 @@ def test_hidden_fraction_is_printed_only_where_it_can_be_measured(
     assert page.count(">0.75</td>") == 2
     assert page.count(">75.0</td>") == 4  # IMB's and OSU's overlap, %
     assert "not measurable (one host): zero3" in page
+    assert ">N=2</text>" in page
+    assert ">N=1</text>" not in page  # a single rank hides nothing
     assert "Over shared memory (all ranks on one host) overlap is not measurable" in page
 
 

@@ -4,13 +4,16 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from browser import Browser
 from pages import Page, parse
 from shardbench.cli import main
+from shardbench.errors import RunError
 from shardbench.predicted import PredictedPoint
+from shardbench.report import predictions
 from shardbench.report.page import html_report
 from shardbench.summary import read_directory
 from synthetic import Synthetic, synthetic, synthetic_collectives
@@ -128,19 +131,13 @@ def test_predictions_are_drawn_beside_runs_and_told_apart(tmp_path: Path) -> Non
     for size in (1, 2, 4):
         synthetic(size=size, step_s=[0.01] * 6).write(tmp_path / f"{size}.h5")
     found = read_directory(tmp_path)
-    (study,) = found.studies
-    points = [
-        PredictedPoint(study.title, "zero3", 8, 0.02, 0.018, 0.022),
-        PredictedPoint(study.title, "zero9", 8, 0.02),
-        PredictedPoint("Model of nobody", "zero3", 8, 0.02),
-    ]
+    points = [PredictedPoint("2.h5", 8, 0.02, 0.018, 0.022), PredictedPoint("nobody.h5", 16, 0.02)]
     without, text = html_report(found), html_report(found, points)
     parse(text)
     for told in (">predicted</text>", "Dashed and hollow: predicted"):
         assert told not in without
         assert told in text
-    assert "Missing: predictions for series without any run: zero9." in text
-    assert "Predictions for a study without any run are not drawn: Model of nobody." in text
+    assert "Predictions from nobody.h5, which is not among the runs, are not drawn." in text
     for page, is_drawn in ((without, False), (text, True)):
         (throughput,) = svgs(page, "Throughput against N")
         assert (">8</text>" in throughput) is is_drawn
@@ -188,3 +185,26 @@ def test_no_text_leaves_its_figure(report: Path, browser: Browser) -> None:
         }).map(text => text.closest('svg').getAttribute('aria-label') + ': ' + text.textContent)"""
     )
     assert outside == []
+
+
+def test_points_come_from_outlooks_where_nothing_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def outlook(file: str, run: set[int]) -> SimpleNamespace:
+        return SimpleNamespace(
+            configuration=SimpleNamespace(files=(SimpleNamespace(name=file),)),
+            predictions=[
+                SimpleNamespace(ranks=n, step_s=0.1 * n, low_s=0.05 * n, high_s=0.2 * n) for n in (8, 16)
+            ],
+            measured_s=lambda ranks: 0.1 if ranks in run else None,
+        )
+
+    monkeypatch.setattr(predictions, "read_for_fits", lambda directory: SimpleNamespace(files=[directory]))
+    found: list[SimpleNamespace] = [outlook("a.h5", {8}), outlook("b.h5", {8, 16})]
+    monkeypatch.setattr(
+        predictions, "outlooks_of", lambda files, largest, binaries: (found, ["c: no events"])
+    )
+    points, refusals = predictions.predicted_points(Path("results"), 16, Path("bin"))
+    assert points == [PredictedPoint("a.h5", 16, pytest.approx(1.6), pytest.approx(0.8), pytest.approx(3.2))]
+    assert refusals == ["c: no events"]
+    found.clear()
+    with pytest.raises(RunError, match="nothing below results can be extrapolated: c: no events"):
+        predictions.predicted_points(Path("results"), 16, Path("bin"))

@@ -1,10 +1,16 @@
 """`shardbench report`."""
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
 from shardbench.errors import RunError, UsageError
 from shardbench.units import parse_bytes
+
+if TYPE_CHECKING:
+    from shardbench.predicted import PredictedPoint
 
 
 def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -30,6 +36,18 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
         metavar="SIZE",
         help="what a rank has, for example 80GB: the page says what fits (default: not known)",
     )
+    parser.add_argument(
+        "--predict-to",
+        type=int,
+        metavar="N",
+        help="also draw what shardbench predict expects at each doubling up to N",
+    )
+    parser.add_argument(
+        "--bin",
+        type=Path,
+        metavar="DIR",
+        help="for --predict-to: the executables (default: SHARDBENCH_BIN, else build/release/bin)",
+    )
     parser.set_defaults(run=report)
 
 
@@ -53,11 +71,25 @@ def report(options: argparse.Namespace) -> int:
     if not found.launches and not found.bandwidths:
         reason = f"none of the {len(found.excluded)} files below {options.directory} can be used"
         raise RunError(f"{reason}; see the reasons above")
+    page = html_report(found, _predicted(options), options.gpu_memory)
     try:
-        options.output.write_text(html_report(found, memory_limit=options.gpu_memory), encoding="utf-8")
+        options.output.write_text(page, encoding="utf-8")
     except OSError as error:
         raise RunError(
             f"{options.output} cannot be written ({error.strerror}); pass another path with -o"
         ) from error
     print(options.output)
     return 0
+
+
+def _predicted(options: argparse.Namespace) -> "list[PredictedPoint]":
+    if options.predict_to is None:
+        return []
+    from shardbench.report.predictions import predicted_points
+    from shardbench.sweep.launchers import find_installation
+
+    binaries = find_installation(options.bin).binaries
+    points, refusals = predicted_points(options.directory, options.predict_to, binaries)
+    for refusal in refusals:
+        print(f"shardbench report: not predicted: {refusal}", file=sys.stderr)
+    return points

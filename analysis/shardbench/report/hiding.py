@@ -41,7 +41,12 @@ def overlap_group(key: str, study: Study) -> Group:
         group.tables.append(table)
     judged = [
         Overlaps(
-            series.label, [(p.size, o) for p in series.points if isinstance(o := judged_overlap(p), Overlap)]
+            series.label,
+            [
+                (point.size, overlap)
+                for point in series.points
+                if point.size > 1 and isinstance(overlap := judged_overlap(point), Overlap)
+            ],
         )
         for series in study.series
     ]

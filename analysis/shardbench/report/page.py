@@ -53,8 +53,8 @@ def html_report(
     sections = [
         _section(f"s{index}", study, predicted, memory_limit) for index, study in enumerate(found.studies, 1)
     ]
-    titles = {section.title for section in sections}
-    strangers = sorted({point.study for point in predicted} - titles)
+    runs = {launch.name for launch in found.launches}
+    strangers = sorted({point.file for point in predicted} - runs)
     return environment.get_template("report.html").render(
         directory=found.name,
         period=period(found.launches),
@@ -66,7 +66,7 @@ def html_report(
         integrity=integrity_sentences(found.launches),
         warnings=[
             *warnings(found.launches),
-            *(f"Predictions for a study without any run are not drawn: {title}." for title in strangers),
+            *(f"Predictions from {file}, which is not among the runs, are not drawn." for file in strangers),
         ],
         numeric=NUMERIC,
         excluded=found.excluded,

@@ -37,16 +37,11 @@ def scaling_group(key: str, study: Study, predicted: Sequence[PredictedPoint] = 
     if speed := speed_sentence(study):
         group.sentences.append(speed)
     group.tables.append(points_table(study))
-    mine = [point for point in predicted if point.study == study.title]
     for is_strong in (False, True):
         members = [series for series in study.series if series.is_strong is is_strong]
         if members:
-            group.figures += _figures(f"{key}-{'strong' if is_strong else 'weak'}", study, members, mine)
+            group.figures += _figures(f"{key}-{'strong' if is_strong else 'weak'}", study, members, predicted)
             group.missing += _single_sizes(members)
-    known = {series.label for series in study.series}
-    unknown = sorted({point.series for point in mine} - known)
-    if unknown:
-        group.missing.append(f"predictions for series without any run: {'; '.join(unknown)}")
     return group
 
 
@@ -107,8 +102,9 @@ def _figures(
     key: str, study: Study, members: Sequence[Series], predicted: Sequence[PredictedPoint]
 ) -> Iterator[Figure]:
     guesses = {
-        series.label: sorted((p for p in predicted if p.series == series.label), key=lambda p: p.size)
+        series.label: sorted((p for p in predicted if p.file in files), key=lambda p: p.size)
         for series in members
+        if (files := {launch.name for point in series.points for launch in point.launches})
     }
     scaled = [series for series in members if len(series.points) > 1 or guesses[series.label]]
     if not scaled:
