@@ -15,9 +15,10 @@ from shardbench.stats import Estimate
 
 @dataclass(frozen=True)
 class BusBandwidth:
-    """One line of `collectives`: a collective of `size_bytes` (S) over N = `size` ranks."""
+    """One line of `collectives`: a collective of `size_bytes` (S) over N = `size` ranks of one kind of machine."""
 
     file: str
+    origin: str
     collective: str
     algorithm: str
     dtype: str
@@ -39,10 +40,12 @@ class BusBandwidth:
     def label(self) -> str:
         """What its line over sizes is called."""
         reduction = "" if self.reduction in ("none", "sum") else f" {self.reduction}"
-        return f"{self.collective}{reduction}, {self.algorithm}, {self.dtype}, N = {self.size}"
+        return f"{self.collective}{reduction}, {self.algorithm}, {self.dtype}, N = {self.size}, {self.origin}"
 
 
-def bus_bandwidths(collectives: pd.DataFrame, size: int, file: str) -> Iterator[BusBandwidth]:
+def bus_bandwidths(
+    collectives: pd.DataFrame, size: int, file: str, origin: str = "measured"
+) -> Iterator[BusBandwidth]:
     """One for each line of the table `collectives` of a file of N = `size` ranks that has timed windows."""
     for _, line in collectives.groupby("line"):
         seconds = stats.window_times(line)
@@ -51,6 +54,7 @@ def bus_bandwidths(collectives: pd.DataFrame, size: int, file: str) -> Iterator[
         first = line.iloc[0]
         yield BusBandwidth(
             file=file,
+            origin=origin,
             collective=str(first["collective"]),
             algorithm=str(first["algorithm"]),
             dtype=str(first["dtype"]),

@@ -434,11 +434,20 @@ def read_directory(path: Path) -> Directory:
     found = Directory(str(path))
     for name, trace in usable_traces(path, found.excluded):
         if trace.attributes.scenario == BENCHMARK:
-            found.bandwidths += bus_bandwidths(trace.collectives, trace.attributes.world_size, name)
+            found.bandwidths += bus_bandwidths(
+                trace.collectives, trace.attributes.world_size, name, _origin(trace)
+            )
         else:
             found.launches.append(reduce_trace(trace, name))
     found.excluded.sort(key=lambda excluded: excluded.name)
     return found
+
+
+def _origin(trace: Trace) -> str:
+    if not trace.attributes.simulated:
+        return "measured"
+    platform = (trace.config.simulation or {}).get("platform")
+    return f"simulated on {platform}" if platform else "simulated"
 
 
 def unusable(trace: Trace) -> str | None:

@@ -187,7 +187,7 @@ def test_collectives_are_no_launches(tmp_path: Path) -> None:
     assert reduce.iteration_s.median == 0.75
     assert reduce.bytes_per_s == pytest.approx(2 * 3 / 4 * 256 / 0.75)
     assert gather.bytes_per_s == scatter.bytes_per_s == pytest.approx(3 / 4 * 256 / 0.75)
-    assert reduce.label == "all_reduce maximum, ring, bf16, N = 4"
+    assert reduce.label == "all_reduce maximum, ring, bf16, N = 4, measured"
 
 
 def test_accumulation_that_follows_from_the_global_batch_does_not_split(tmp_path: Path) -> None:

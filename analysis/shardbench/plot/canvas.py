@@ -4,15 +4,17 @@ import io
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 import matplotlib.style
 from matplotlib import colormaps
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.transforms import ScaledTranslation
 
 from shardbench.units import number
 
@@ -131,9 +133,18 @@ def compact(value: float) -> str:
     return f"{value:g}"
 
 
-def legend_below(axes: Axes, columns: int = 1) -> None:
-    """The legend under the x-axis' label, where no line can run through it."""
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), borderaxespad=0, ncol=columns)
+def legend_below(axes: Axes, extra: Sequence[Artist] = ()) -> None:
+    """The legend under the x-axis' label, where no line can run through it; `extra` entries come last."""
+    under_label = ScaledTranslation(
+        0, -44 / 72, axes.figure.dpi_scale_trans
+    )  # points, whatever the figure's height
+    axes.legend(
+        handles=[*axes.get_legend_handles_labels()[0], *extra],
+        loc="upper left",
+        bbox_to_anchor=(0, 0),
+        bbox_transform=axes.transAxes + under_label,
+        borderaxespad=0,
+    )
 
 
 def short(value: float) -> str:

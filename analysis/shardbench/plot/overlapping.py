@@ -9,7 +9,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from shardbench.overlap import Overlap
-from shardbench.plot.canvas import MUTED, SERIES_COLOURS, SERIES_MARKERS, WIDTH_INCHES, compact, wrap
+from shardbench.plot.canvas import (
+    MUTED,
+    SERIES_COLOURS,
+    SERIES_MARKERS,
+    WIDTH_INCHES,
+    compact,
+    legend_below,
+    wrap,
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ def hidden_and_inflation(series: Sequence[Overlaps]) -> Figure:
     for axes in (above, below):
         axes.axvline(1, color=MUTED, linewidth=1, linestyle=":")
         axes.grid(axis="y")
-    below.legend(loc="upper left", bbox_to_anchor=(0, -0.22), borderaxespad=0)
+    legend_below(below)
     return figure
 
 

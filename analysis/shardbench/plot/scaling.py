@@ -155,8 +155,7 @@ def _over_sizes(
         + [guess.size for points in predicted.values() for guess in points],
     )
     axes.grid(axis="y")
-    handles = [*axes.get_legend_handles_labels()[0], *_origins(scaled, predicted)]
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.16), borderaxespad=0)
+    legend_below(axes, _origins(scaled, predicted))
     return figure, axes
 
 

@@ -26,10 +26,13 @@ def bandwidth_group(bandwidths: Sequence[BusBandwidth]) -> Group:
         bandwidths,
         key=lambda b: (b.collective, b.algorithm, b.dtype, b.reduction, b.size, b.size_bytes, b.file),
     )
+    files: dict[str, set[str]] = defaultdict(set)
+    for one in ordered:
+        files[one.label].add(one.file)
     lines: dict[str, list[BusBandwidth]] = defaultdict(list)
     for one in ordered:
         if one.bytes_per_s:
-            lines[one.label].append(one)
+            lines[f"{one.label} ({one.file})" if len(files[one.label]) > 1 else one.label].append(one)
     undrawn: dict[str, list[str]] = defaultdict(list)
     for one in ordered:
         if not one.bytes_per_s:
