@@ -19,6 +19,15 @@ from shardbench.plot.canvas import (
 )
 
 __all__ = [
-    *("GREY", "INK", "PURPLE", "SKY", "VERMILION", "SERIES_COLOURS", "SERIES_MARKERS", "STYLE"),
-    *("Drawing", "drawn", "layer_colour"),
+    "GREY",
+    "INK",
+    "PURPLE",
+    "SERIES_COLOURS",
+    "SERIES_MARKERS",
+    "SKY",
+    "STYLE",
+    "VERMILION",
+    "Drawing",
+    "drawn",
+    "layer_colour",
 ]
