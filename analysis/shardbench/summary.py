@@ -35,13 +35,15 @@ STATIC_CATEGORIES = ("parameters", "gradients", "optimizer")
 STRAGGLER_SHARE = 0.05
 """The part of a step from which on waiting for one rank is worth a warning."""
 
+BESIDE_THE_STEP = ("trace", "check")
+"""Options that set what is recorded and verified: the step is the same, though its time may feel them."""
+
 NOT_CONFIGURATION = {
     # what N is, or follows from it
     *("ranks", "dp", "threads", "ranks-per-node"),
     # how long to measure and where to store it, not what a step does
     *("steps", "warmup", "window", "output", "overwrite"),
-    # what is recorded and verified beside the step
-    *("trace", "check"),
+    *BESIDE_THE_STEP,
     # when to give up
     "stall-timeout",
 }

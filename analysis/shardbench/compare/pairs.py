@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shardbench import stats
 from shardbench.errors import UsageError
 from shardbench.stats import Estimate, Ratio
-from shardbench.summary import Directory, Excluded, Launch, Point, make_point, read_directory
+from shardbench.summary import BESIDE_THE_STEP, Directory, Excluded, Launch, Point, make_point, read_directory
 
 
 class Verdict(StrEnum):
@@ -171,6 +171,7 @@ def _circumstances(launch: Launch) -> tuple[str, ...]:
     """What a step's time also depends on, as text; machines of one name may have been described differently."""
     machine = {k: v for k, v in (launch.config.simulation or {}).get("machine", {}).items() if k != "ranks"}
     return (
+        *(f"{option} {launch.config.options.get(option)}" for option in BESIDE_THE_STEP),
         f"threads {launch.threads}",
         f"machine {crc32(json.dumps(machine, sort_keys=True).encode()):08x}",
     )
