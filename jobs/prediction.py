@@ -4,6 +4,7 @@
 Compute is imitated by sleeping, so that four "hosts" do not share cores; messages pass a link of limited rate
 (docs/overlap.md says why). Prints a table: predicted from N = 1 and 2, measured at N = 4. As root:
 build/venv/bin/python jobs/prediction.py
+build/venv/bin/python jobs/prediction.py --algorithm direct    # where more than two hosts meet on a link: worse
 Exit code 77: such a link cannot be made here; the message says why. Exit code 1: a prediction is off by more than 15 %.
 """
 
@@ -50,7 +51,8 @@ def run(
 ) -> Measured:
     scenario, *own = CONFIGURATIONS[configuration]
     path = options.output / f"{configuration.replace(', ', '_').replace(' ', '')}_n{ranks}_l{launch}.h5"
-    program = [str(options.bin / scenario), *MODEL, *own, "-n", str(options.steps), "-w", "1", "-o", str(path)]
+    program = [str(options.bin / scenario), *MODEL, *own, "--algorithm", options.algorithm]
+    program += ["-n", str(options.steps), "-w", "1", "-o", str(path)]
     command = network.command(1, program, options.mpiexec, RUN_LIMIT_S)
     environment = dict(os.environ) | network.environment(1)
     done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
@@ -84,6 +86,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mpiexec", default="mpiexec", help="MPICH's launcher (%(default)s)")
     parser.add_argument(
         "-o", "--output", type=Path, default=ROOT / "results/prediction", help="for the files (%(default)s)"
+    )
+    parser.add_argument(
+        "--algorithm", choices=("ring", "direct"), default="ring", help="of the collectives (%(default)s)"
     )
     parser.add_argument("--launches", type=int, default=2, help="how often each point is launched (%(default)s)")
     parser.add_argument("--steps", type=int, default=4, help="timed steps of a launch (%(default)s)")
