@@ -50,6 +50,7 @@ requirements=(
   "python3-pandas          module:pandas"
   "python3-matplotlib      module:matplotlib"
   "python3-jinja2          module:jinja2"
+  "python3-tqdm            module:tqdm"
   "python3-pytest          module:pytest"
 )
 lint_requirements=(

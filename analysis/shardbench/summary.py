@@ -17,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shardbench import stats
+from shardbench.bar import bar
 from shardbench.busbw import BusBandwidth, bus_bandwidths
 from shardbench.errors import UsageError
 from shardbench.onestep import OneStep, one_step
@@ -406,7 +407,7 @@ def usable_traces(
         UsageError: there is nothing to read.
     """
     names_by_launch: dict[tuple[str, ...], str] = {}
-    for file in find_traces(path):
+    for file in bar(find_traces(path), "file"):
         name = name_below(path, file)
         try:
             trace = read_trace(file)

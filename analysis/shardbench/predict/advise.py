@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shardbench.bar import bar
 from shardbench.errors import RunError, UsageError
 from shardbench.predict.model import (
     Configuration,
@@ -100,8 +101,8 @@ def candidates(gpus_per_node: int) -> Iterator[Candidate]:
                     yield Candidate("mesh2d", tp, recompute, prefetch)
 
 
-def advise(request: Request, tell: Callable[[str], None]) -> tuple[list[Advice], list[str]]:
-    """Every candidate that the executables plan, and a line for each that they refuse. `tell` gets progress.
+def advise(request: Request) -> tuple[list[Advice], list[str]]:
+    """Every candidate that the executables plan, and a line for each that they refuse.
 
     Raises:
         UsageError: no candidate is accepted.
@@ -117,7 +118,7 @@ def advise(request: Request, tell: Callable[[str], None]) -> tuple[list[Advice],
     if not planned:
         raise UsageError(f"no stage or mesh is possible: {refusals[0]}")
     fitting = [candidate for candidate, peak in planned if peak <= request.memory]
-    predictions = _predictions(request, fitting, tell) if fitting else {}
+    predictions = _predictions(request, fitting) if fitting else {}
     return [Advice(c, peak, predictions.get(c)) for c, peak in planned], refusals
 
 
@@ -143,13 +144,11 @@ def _peak_bytes(request: Request, candidate: Candidate) -> int:
     return int(json.loads(done.stdout)["memory"]["peak_bytes"]["total_tracked"])
 
 
-def _predictions(
-    request: Request, fitting: Sequence[Candidate], tell: Callable[[str], None]
-) -> dict[Candidate, Prediction]:
+def _predictions(request: Request, fitting: Sequence[Candidate]) -> dict[Candidate, Prediction]:
     rehearsed = list(dict.fromkeys(candidate.rehearsed for candidate in fitting))
     runs = {candidate: [_own_run(request, candidate, n) for n in _sizes(request)] for candidate in rehearsed}
     others = [run for n in _sizes(request) for run in _small_runs(request, rehearsed, n)]
-    done = _simulated([run for own in runs.values() for run in own] + others, request, tell)
+    done = _simulated([run for own in runs.values() for run in own] + others, request)
     lines = fit_places(done.values())
     found = {}
     for candidate in fitting:
@@ -207,7 +206,7 @@ def _small_runs(request: Request, rehearsed: Iterable[Candidate], ranks: int) ->
                 yield _Run("mesh2d", ranks, (*options, "--sequence-parallel"))
 
 
-def _simulated(runs: Sequence[_Run], request: Request, tell: Callable[[str], None]) -> dict[_Run, Measured]:
+def _simulated(runs: Sequence[_Run], request: Request) -> dict[_Run, Measured]:
     """Runs each once, as many at a time as there are CPUs."""
     distinct = list(dict.fromkeys(runs))
     with tempfile.TemporaryDirectory(prefix="shardbench-advise-") as folder:
@@ -217,13 +216,8 @@ def _simulated(runs: Sequence[_Run], request: Request, tell: Callable[[str], Non
             return _simulate(run, request, Path(folder) / f"{index}.h5")
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            found = {}
-            for run, file in zip(distinct, pool.map(simulated, enumerate(distinct))):
-                found[run] = file
-                tell(
-                    f"{len(found)} of {len(distinct)} rehearsals simulated: {run.scenario} on {run.ranks} GPUs"
-                )
-    return found
+            done = bar(pool.map(simulated, enumerate(distinct)), "rehearsal", len(distinct))
+            return dict(zip(distinct, done))
 
 
 def _simulate(run: _Run, request: Request, output: Path) -> Measured:

@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         binaries=find_installation(options.bin).binaries,
         sim_bin=options.sim_bin,
     )
-    advices, refusals = advise(request, lambda progress: print(progress, file=sys.stderr))
+    advices, refusals = advise(request)
     for refusal in refusals:
         print(f"not possible: {refusal}", file=sys.stderr)
     ranked = sorted(advices, key=_order)
