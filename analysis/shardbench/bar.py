@@ -9,7 +9,7 @@ from tqdm import tqdm
 T = TypeVar("T")
 
 
-class _Bar(tqdm):
+class _Bar(tqdm):  # type: ignore[type-arg] # not generic at run time
     # Its thread that watches over slow bars would be half alive in the processes that isolate.py forks.
     monitor_interval = 0
 
