@@ -161,8 +161,8 @@ def test_advice_where_nothing_fits() -> None:
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (["predict", "nowhere", "--to", "8"], "does not exist"),
-    (["predict", ".", "--to", "8"], "nothing to fit"),
-    (["fit", "."], "nothing to fit"),
+    (["predict", ".", "--to", "8"], "no *.h5 file"),
+    (["fit", "."], "no *.h5 file"),
     (["advise", "--model", "70b", "--gpu-memory", "80XB", "--ranks", "8"], "is no size"),
     (["advise", "--model", "80b", "--gpu-memory", "80GB", "--ranks", "8"], "80b"),
     (["advise", "--model", "8b", "--gpu-memory", "80GB", "--ranks", "0"], "no number of ranks"),
