@@ -54,7 +54,9 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
           scratch_needs(options, threads_),
           scratch_ && scratch_->holds_values() ? scratch_->floats() : std::span<float>{},
           [&world] { world.poll(); })),
-      recorder_(world, memory.tracker(), purpose == Purpose::plan ? TraceLevel::events : options.trace),
+      timeline_([&world] { return world.now(); }),
+      recorder_(world, timeline_, memory.tracker(),
+                purpose == Purpose::plan ? TraceLevel::events : options.trace),
       tensor_parallel_(make_tensor_parallel_group()),
       decoder_(make_decoder(purpose)) {
   const bool timed = options.compute == Compute::timed;

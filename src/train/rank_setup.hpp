@@ -59,6 +59,7 @@ class RankSetup {
   BufferRef scratch_;
   RopeTables rope_tables_;
   std::unique_ptr<kernels::Kernels> kernels_;
+  HostTimeline timeline_;
   Recorder recorder_;
   std::unique_ptr<TracedTensorParallelGroup> tensor_parallel_;  ///< null where tp is 1
   std::unique_ptr<Decoder> decoder_;
