@@ -41,12 +41,14 @@ SHARDBENCH_BODY BFloat16 narrow<BFloat16>(float value) {
 }
 
 /// Row bodies are written for a team of lanes, so that one CPU thread (one lane) and one warp (32 lanes)
-/// run the same text. `sum` and `maximum` combine the lanes' partial values and return the result to each.
+/// run the same text. `sum`, `maximum` and `any` combine what the lanes found and return the result to each.
 struct OneLane {
   static constexpr std::int64_t index = 0;
   static constexpr std::int64_t count = 1;
   [[nodiscard]] static float sum(float value) { return value; }
+  [[nodiscard]] static double sum(double value) { return value; }
   [[nodiscard]] static float maximum(float value) { return value; }
+  [[nodiscard]] static bool any(bool value) { return value; }
 };
 
 }  // namespace shardbench::bodies

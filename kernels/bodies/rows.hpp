@@ -36,15 +36,15 @@ SHARDBENCH_BODY void rms_norm_backward_input(const Lanes& lanes, float* dx, floa
   if (lanes.index == 0) *inverse_rms = r;
 }
 
-/// Column c of the RMSNorm weight's gradient: d_weight[c] += sum over rows of dy * x / rms.
-/// One column a call and rows in order: no races and the same sum for any thread count.
-SHARDBENCH_BODY void rms_norm_backward_weight(std::int64_t c, float* d_weight, const float* dy,
-                                              const float* x, const float* inverse_rms, std::int64_t rows,
-                                              std::int64_t width) {
+/// What `rows` rows add to column c of the RMSNorm weight's gradient: the sum of dy * x / rms. One column a
+/// call and rows in order: no races, and the same sum whoever carries it out.
+SHARDBENCH_BODY float rms_norm_backward_weight(std::int64_t c, const float* dy, const float* x,
+                                               const float* inverse_rms, std::int64_t rows,
+                                               std::int64_t width) {
   float sum = 0.0F;
   for (std::int64_t row = 0; row < rows; ++row)
     sum += dy[row * width + c] * x[row * width + c] * inverse_rms[row];
-  d_weight[c] += sum;
+  return sum;
 }
 
 /// One token's row of the embedding table; zeros for a negative token, which another part of the table holds.
@@ -55,11 +55,21 @@ SHARDBENCH_BODY void embedding_forward(const Lanes& lanes, float* y, const Weigh
     y[c] = token < 0 ? 0.0F : widen(table[token * width + c]);
 }
 
-/// Column c of the embedding's gradient. Tokens repeat, so rows are summed in token order within one column.
-SHARDBENCH_BODY void embedding_backward(std::int64_t c, float* d_table, const float* dy,
+/// The gradient of the embedding that `row`'s token looked up. Tokens repeat: the first row that has one adds
+/// up all of its rows, in order, and the others leave it alone. So rows can be worked on at once without
+/// atomic additions, and the sums do not depend on who does what.
+template <class Lanes>
+SHARDBENCH_BODY void embedding_backward(const Lanes& lanes, std::int64_t row, float* d_table, const float* dy,
                                         const std::int32_t* tokens, std::int64_t rows, std::int64_t width) {
-  for (std::int64_t row = 0; row < rows; ++row)
-    if (tokens[row] >= 0) d_table[tokens[row] * width + c] += dy[row * width + c];
+  const std::int32_t token = tokens[row];
+  if (token < 0) return;
+  bool is_repeated = false;
+  for (std::int64_t r = lanes.index; r < row; r += lanes.count) is_repeated |= tokens[r] == token;
+  if (lanes.any(is_repeated)) return;
+  for (std::int64_t r = row; r < rows; ++r)
+    if (tokens[r] == token)
+      for (std::int64_t c = lanes.index; c < width; c += lanes.count)
+        d_table[token * width + c] += dy[r * width + c];
 }
 
 /// Cross-entropy of one row in three parts, between which tensor-parallel ranks that hold other columns
@@ -71,25 +81,42 @@ SHARDBENCH_BODY float row_maximum(const Lanes& lanes, const float* logits, std::
   return lanes.maximum(largest);
 }
 
-/// Second, sum(exp(z - largest)).
 template <class Lanes>
-SHARDBENCH_BODY float row_exponentials(const Lanes& lanes, const float* logits, float largest,
-                                       std::int64_t columns) {
+SHARDBENCH_BODY float sum_of_exponentials(const Lanes& lanes, const float* logits, float largest,
+                                          std::int64_t columns) {
   float total = 0.0F;
   for (std::int64_t c = lanes.index; c < columns; c += lanes.count) total += std::exp(logits[c] - largest);
   return lanes.sum(total);
 }
 
+/// Second, sum(exp(z - largest)) and the target's logit, 0 where another rank holds it.
+template <class Lanes>
+SHARDBENCH_BODY void row_exponentials(const Lanes& lanes, float* total, float* target_logit,
+                                      const float* logits, float largest, std::int64_t target,
+                                      std::int64_t columns) {
+  const float found = sum_of_exponentials(lanes, logits, largest, columns);
+  if (lanes.index != 0) return;
+  *total = found;
+  *target_logit = target < 0 ? 0.0F : logits[target];
+}
+
+/// What all ranks together found for a row.
+struct RowFound {
+  float largest;
+  float total;
+  float target_logit;
+};
+
 /// Third, over all columns: loss = log(total) + largest - z[target], and logits are overwritten by their
 /// gradient scale * (softmax(z) - onehot(target)). A negative target is in another rank's columns.
 template <class Lanes>
-SHARDBENCH_BODY void cross_entropy_gradient(const Lanes& lanes, float* loss, float* logits, float largest,
-                                            float total, float target_logit, std::int64_t target,
-                                            std::int64_t columns, float scale) {
-  if (lanes.index == 0) *loss = std::log(total) + largest - target_logit;
-  const float factor = scale / total;
+SHARDBENCH_BODY void cross_entropy_gradient(const Lanes& lanes, float* loss, float* logits,
+                                            const RowFound& row, std::int64_t target, std::int64_t columns,
+                                            float scale) {
+  if (lanes.index == 0) *loss = std::log(row.total) + row.largest - row.target_logit;
+  const float factor = scale / row.total;
   for (std::int64_t c = lanes.index; c < columns; c += lanes.count) {
-    const float probability = factor * std::exp(logits[c] - largest);
+    const float probability = factor * std::exp(logits[c] - row.largest);
     logits[c] = c == target ? probability - scale : probability;
   }
 }
@@ -98,9 +125,30 @@ SHARDBENCH_BODY void cross_entropy_gradient(const Lanes& lanes, float* loss, flo
 template <class Lanes>
 SHARDBENCH_BODY void cross_entropy(const Lanes& lanes, float* loss, float* logits, std::int64_t target,
                                    std::int64_t vocabulary, float scale) {
+  // Read before the lanes meet in a maximum: after the sum one of them overwrites it.
+  const float target_logit = logits[target];
   const float largest = row_maximum(lanes, logits, vocabulary);
-  const float total = row_exponentials(lanes, logits, largest, vocabulary);
-  cross_entropy_gradient(lanes, loss, logits, largest, total, logits[target], target, vocabulary, scale);
+  const float total = sum_of_exponentials(lanes, logits, largest, vocabulary);
+  cross_entropy_gradient(lanes, loss, logits, {largest, total, target_logit}, target, vocabulary, scale);
+}
+
+/// Sum of values in double.
+template <class Lanes>
+SHARDBENCH_BODY double sum(const Lanes& lanes, const float* values, std::int64_t count) {
+  double total = 0.0;
+  for (std::int64_t i = lanes.index; i < count; i += lanes.count) total += static_cast<double>(values[i]);
+  return lanes.sum(total);
+}
+
+/// Sum of squares in double.
+template <class Lanes, class Storage>
+SHARDBENCH_BODY double sum_of_squares(const Lanes& lanes, const Storage* values, std::int64_t count) {
+  double total = 0.0;
+  for (std::int64_t i = lanes.index; i < count; i += lanes.count) {
+    const auto value = static_cast<double>(widen(values[i]));
+    total += value * value;
+  }
+  return lanes.sum(total);
 }
 
 enum class Rotation { forward, inverse };

@@ -7,12 +7,6 @@
 namespace shardbench {
 namespace {
 
-kernels::ScratchNeeds scratch_needs(const Options& options, int threads) {
-  return {.longest_sequence = options.dims.seq,
-          .widest_weight_row = std::max(options.dims.hidden, options.dims.ffn),
-          .threads = threads};
-}
-
 /// Tracked scratch for kernels that compute; accounted for alike in a plan, absent when compute is only
 /// timed.
 BufferRef allocate_scratch(const Options& options, int threads, Memory& memory, Purpose purpose) {
@@ -34,6 +28,12 @@ int thread_count(const Options& options, const Placement& placement) {
   return std::max(1, placement.machine_cpus / placement.machine_ranks);
 }
 
+kernels::ScratchNeeds scratch_needs(const Options& options, int threads) {
+  return {.longest_sequence = options.dims.seq,
+          .widest_weight_row = std::max(options.dims.hidden, options.dims.ffn),
+          .threads = threads};
+}
+
 RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definition, World& world,
                      Memory& memory, Purpose purpose)
     : options_(options),
@@ -52,7 +52,7 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
                        : RopeTables{}),
       kernels_(kernels::make_openmp_kernels(
           scratch_needs(options, threads_),
-          scratch_ && scratch_->holds_values() ? scratch_->floats() : std::span<float>{},
+          scratch_ && scratch_->holds_values() ? scratch_->floats() : DeviceSpan<float>{},
           [&world] { world.poll(); })),
       timeline_([&world] { return world.now(); }),
       recorder_(world, timeline_, memory.tracker(),
@@ -118,6 +118,7 @@ double RankSetup::shortest_block_s() const {
 void RankSetup::step(int index, bool warmup) {
   slowdown_ = slowdown(options_.jitter, options_.seed, world_.rank(), index);
   recorder_.begin_step(index, warmup);
+  decoder_->begin_step();
   scenario_->forward_backward(index);
   if (!warmup && !held_is_known_) {
     held_is_known_ = true;
@@ -129,8 +130,8 @@ void RankSetup::step(int index, bool warmup) {
   scenario_->optimizer_step();
   const bool counts_tokens = mesh_.tp_index == 0;  // the others train the same ones
   StepRecord& record = recorder_.end_step(counts_tokens ? decoder_->tokens() * options_.grad_accum : 0);
-  record.loss = counts_tokens ? scenario_->loss_sum() : 0.0;  // made global when the window is over
-  record.grad_norm = scenario_->gradient_squares();
+  record.loss = counts_tokens ? decoder_->loss_sum() : 0.0;  // made global when the window is over
+  record.grad_norm = scenario_->state().gradient_squares();
 }
 
 void RankSetup::rehearse(int index) {

@@ -73,4 +73,7 @@ class RankSetup {
 /// one.
 int thread_count(const Options& options, const Placement& placement);
 
+/// Of the kernels that train the model on the host.
+kernels::ScratchNeeds scratch_needs(const Options& options, int threads);
+
 }  // namespace shardbench

@@ -396,7 +396,7 @@ class Run {
     for (std::size_t i = 0; i < state.owned().size(); ++i) {
       const auto t = static_cast<std::size_t>(state.owned()[i].tensor);
       if (!counts || setup_.context().tensors[t].copy == Copy::replica) continue;
-      for (const float value : state.masters(i)) {
+      for (const float value : read_values<float>(*memory_.device(), state.masters(i))) {
         sums[2 * t] += static_cast<double>(value);
         sums[2 * t + 1] += static_cast<double>(value) * static_cast<double>(value);
       }
