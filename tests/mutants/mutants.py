@@ -361,10 +361,10 @@ def faults() -> list[Mutant]:
     f.add("rms_norm.mean", "RMSNorm divides by width - 1", ddp1,
           ("lanes.sum(squares) / static_cast<float>(width) + epsilon", "lanes.sum(squares) / static_cast<float>(width - 1) + epsilon"))
     f.add("rms_norm.gradient", "RMSNorm's backward leaves the mean out", ddp1,
-          ("dx[c] += r * (widen(weight[c]) * dy[c] - x[c] * r * r * mean);",
-           "dx[c] += r * (widen(weight[c]) * dy[c] - 0.0F * x[c] * r * r * mean);"))
+          ("return dx[c] + r * (widen(weight[c]) * dy[c] - x[c] * r * r * mean);",
+           "return dx[c] + r * (widen(weight[c]) * dy[c] - 0.0F * x[c] * r * r * mean);"))
     f.add("residual.lost_in_backward", "a norm's backward replaces the residual's gradient", ddp1,
-          ("dx[c] += r * (widen", "dx[c] = r * (widen"))
+          ("return dx[c] + r * (widen", "return r * (widen"))
 
     f.in_file("kernels/bodies/elementwise.hpp", "kernels/openmp/openmp_kernels.cpp")
     f.add("swiglu.derivative", "SwiGLU's derivative leaves silu's second term out", ddp1,
