@@ -17,16 +17,17 @@ class DeviceSpan {
   DeviceSpan(T* data, std::int64_t size) : data_(data), size_(size) {}
   /// Values in host memory, for kernels that run there.
   explicit DeviceSpan(std::span<T> values) : DeviceSpan(values.data(), std::ssize(values)) {}
+  /// Values become values that kernels only read.
+  template <class Value>
+  requires(std::is_same_v<const Value, T>)
+      DeviceSpan(DeviceSpan<Value> values)  // NOLINT: meant to convert, as std::span does
+      : DeviceSpan(values.data(), values.size()) {}
 
   [[nodiscard]] T* data() const { return data_; }
   [[nodiscard]] std::int64_t size() const { return size_; }
   [[nodiscard]] bool empty() const { return size_ == 0; }
   [[nodiscard]] DeviceSpan subspan(std::int64_t offset, std::int64_t count) const {
     return {data_ + offset, count};
-  }
-  operator DeviceSpan<const T>() const  // NOLINT: meant to convert, as std::span does
-      requires(!std::is_const_v<T>) {
-    return {data_, size_};
   }
 
  private:
