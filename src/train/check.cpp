@@ -8,7 +8,6 @@
 #include <functional>
 
 #include "src/errors.hpp"
-#include "src/train/rank_setup.hpp"
 
 namespace shardbench {
 namespace {

@@ -31,7 +31,7 @@ void clip(TrainContext& context, ResidentState& state, std::optional<TracedCommu
 std::shared_ptr<Communicator> all_ranks(TrainContext& context) {
   std::vector<int> members(static_cast<std::size_t>(context.world.size()));
   std::iota(members.begin(), members.end(), 0);
-  return context.world.communicator(members);
+  return context.backend.communicator(members);
 }
 
 }  // namespace
@@ -64,9 +64,9 @@ void check_groups(const Options& options, const World& world) {
 
 DataParallelCommunicators make_data_parallel_communicators(TrainContext& context) {
   const std::vector<int> group = context.mesh.dp_group();
-  const std::shared_ptr<Communicator> first = context.world.communicator(group);
+  const std::shared_ptr<Communicator> first = context.backend.communicator(group);
   const std::shared_ptr<Communicator> second =
-      context.options.communicators == 2 ? context.world.communicator(group) : first;
+      context.options.communicators == 2 ? context.backend.communicator(group) : first;
   return {.gather = TracedCommunicator(first, Axis::dp, context.recorder),
           .reduce = TracedCommunicator(second, Axis::dp, context.recorder)};
 }

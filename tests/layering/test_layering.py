@@ -23,6 +23,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 LEVELS = [
     ("src/main.cpp", 4),
     ("src/program", 4),  # entered by every main
+    ("src/backends", 4),
     ("src/tools/", 4),
     ("src/scenarios/", 3),
     ("src/scenario.hpp", 2),  # what train runs, and scenarios are

@@ -63,7 +63,9 @@ class NcclWorld::Group {
   void look_after() const {
     ncclResult_t state = ncclSuccess;
     SHARDBENCH_NCCL(ncclCommGetAsyncError(comm_, &state));
-    if (state != ncclInProgress) SHARDBENCH_NCCL(state);
+    if (state == ncclSuccess || state == ncclInProgress) return;
+    throw RunError(
+        fmt::format("NCCL gave up a collective: {}: {}", ncclGetErrorString(state), ncclGetLastError(comm_)));
   }
 
  private:

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <memory>
 
 namespace shardbench::cuda {
@@ -17,8 +18,13 @@ struct DestroyStream {
 struct DestroyEvent {
   void operator()(cudaEvent_t event) const { static_cast<void>(cudaEventDestroy(event)); }
 };
+struct FreePinned {
+  void operator()(std::byte* memory) const { static_cast<void>(cudaFreeHost(memory)); }
+};
 using StreamHandle = std::unique_ptr<CUstream_st, DestroyStream>;
 using EventHandle = std::unique_ptr<CUevent_st, DestroyEvent>;
+/// Host memory that the device copies from by itself, while the host goes on.
+using PinnedMemory = std::unique_ptr<std::byte, FreePinned>;
 
 }  // namespace shardbench::cuda
 

@@ -11,6 +11,16 @@ namespace {
 
 constexpr int longest_bus_id = 32;
 
+// A step writes its tokens and a few numbers: a hundred steps and more until the staging memory is used up.
+constexpr std::size_t staging_bytes = std::size_t{8} << 20;
+constexpr std::size_t staging_alignment = 256;
+
+PinnedMemory allocate_pinned(std::size_t bytes) {
+  void* memory = nullptr;
+  SHARDBENCH_CUDA(cudaMallocHost(&memory, bytes));
+  return PinnedMemory(static_cast<std::byte*>(memory));
+}
+
 StreamHandle make_stream(int priority) {
   cudaStream_t stream = nullptr;
   SHARDBENCH_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority));
@@ -48,6 +58,7 @@ CudaDevice::CudaDevice(int ordinal) : ordinal_(ordinal) {
   int highest = 0;
   SHARDBENCH_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
   compute_ = make_stream(lowest);
+  staging_ = allocate_pinned(staging_bytes);
   // By default the pool gives all that is free back to the driver whenever the host waits for the device.
   std::uint64_t everything = std::numeric_limits<std::uint64_t>::max();
   SHARDBENCH_CUDA(cudaMemPoolSetAttribute(pool_of(ordinal), cudaMemPoolAttrReleaseThreshold, &everything));
@@ -83,9 +94,21 @@ void CudaDevice::read(std::span<std::byte> to, const std::byte* from) {
 }
 
 void CudaDevice::write(std::byte* to, std::span<const std::byte> from) {
-  if (from.empty()) return;
-  // From pageable memory the call returns when the bytes have been staged.
-  SHARDBENCH_CUDA(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, compute()));
+  // Through memory of our own: a copy of pageable memory may make the host wait for the stream.
+  while (!from.empty()) {
+    if (staged_ == staging_bytes) {
+      SHARDBENCH_CUDA(cudaStreamSynchronize(compute()));
+      staged_ = 0;
+    }
+    const std::size_t size = std::min(from.size(), staging_bytes - staged_);
+    std::byte* const slot = staging_.get() + staged_;
+    std::copy_n(from.data(), size, slot);
+    SHARDBENCH_CUDA(cudaMemcpyAsync(to, slot, size, cudaMemcpyHostToDevice, compute()));
+    staged_ = std::min(staging_bytes,
+                       (staged_ + size + staging_alignment - 1) / staging_alignment * staging_alignment);
+    to += size;
+    from = from.subspan(size);
+  }
 }
 
 }  // namespace shardbench::cuda

@@ -35,6 +35,8 @@ class CudaDevice final : public Device {
   std::string model_;
   std::string bus_id_;
   std::shared_ptr<CUstream_st> compute_;  ///< shared with what has yet to be freed on it
+  PinnedMemory staging_;                  ///< of what is written
+  std::size_t staged_ = 0;                ///< bytes of it that the device may still read
 };
 
 }  // namespace shardbench::cuda
