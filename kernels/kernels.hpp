@@ -1,16 +1,17 @@
 // The compute a decoder and an optimizer ask for, whatever device runs it.
 //
-// Matrices are row-major fp32; weights are [out, in] in their storage type. Shapes are checked by the callers
-// that own them (src/model, src/train); implementations assert only what would corrupt memory.
+// Addresses are the device's. Matrices are row-major fp32; weights are [out, in] in their storage type.
+// Shapes are checked by the callers that own them (src/model, src/train); implementations assert only what
+// would corrupt memory.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <span>
 
 #include "kernels/bodies/elementwise.hpp"
 #include "kernels/bodies/rows.hpp"
+#include "src/device/device_span.hpp"
 #include "src/units.hpp"
 
 namespace shardbench::kernels {
@@ -75,15 +76,15 @@ class Kernels {
 
   /// y[T, h] = rows `tokens[T]` of table[V, h]; negative tokens, which other tensor-parallel ranks hold, give
   /// zeros.
-  virtual void embedding_forward(Matrix y, TypedView table, std::span<const std::int32_t> tokens) = 0;
+  virtual void embedding_forward(Matrix y, TypedView table, DeviceSpan<const std::int32_t> tokens) = 0;
   /// d_table[tokens[t], :] += dy[t, :]; negative tokens add nothing.
-  virtual void embedding_backward(Matrix d_table, ConstMatrix dy, std::span<const std::int32_t> tokens) = 0;
+  virtual void embedding_backward(Matrix d_table, ConstMatrix dy, DeviceSpan<const std::int32_t> tokens) = 0;
 
   /// y = x / sqrt(mean(x^2) + epsilon) * weight, row by row
   virtual void rms_norm_forward(Matrix y, ConstMatrix x, TypedView weight, float epsilon) = 0;
   /// dx += gradient of the input, d_weight[h] += gradient of the weight. `inverse_rms` is scratch of T
   /// values.
-  virtual void rms_norm_backward(Matrix dx, std::span<float> d_weight, std::span<float> inverse_rms,
+  virtual void rms_norm_backward(Matrix dx, DeviceSpan<float> d_weight, DeviceSpan<float> inverse_rms,
                                  ConstMatrix dy, ConstMatrix x, TypedView weight, float epsilon) = 0;
 
   /// Fills cosines and sines, each [length, head_size/2].
@@ -93,11 +94,11 @@ class Kernels {
 
   /// out[T, heads*hd] from q[T, heads*hd], k and v[T, kv_heads*hd]; log_sum_exp[sequences*heads*length] is
   /// kept for backward instead of the probabilities.
-  virtual void attention_forward(Matrix out, std::span<float> log_sum_exp, ConstMatrix q, ConstMatrix k,
+  virtual void attention_forward(Matrix out, DeviceSpan<float> log_sum_exp, ConstMatrix q, ConstMatrix k,
                                  ConstMatrix v, const AttentionShape& shape) = 0;
   /// Overwrites dq, dk, dv.
   virtual void attention_backward(Matrix dq, Matrix dk, Matrix dv, ConstMatrix d_out, ConstMatrix out,
-                                  std::span<const float> log_sum_exp, ConstMatrix q, ConstMatrix k,
+                                  DeviceSpan<const float> log_sum_exp, ConstMatrix q, ConstMatrix k,
                                   ConstMatrix v, const AttentionShape& shape) = 0;
 
   virtual void swiglu_forward(Matrix gated, ConstMatrix gate, ConstMatrix up) = 0;
@@ -105,24 +106,24 @@ class Kernels {
                                ConstMatrix up) = 0;
 
   /// Losses per row; logits[T, V] become their gradient times `scale`.
-  virtual void cross_entropy(std::span<float> losses, Matrix logits, std::span<const std::int32_t> targets,
+  virtual void cross_entropy(DeviceSpan<float> losses, Matrix logits, DeviceSpan<const std::int32_t> targets,
                              float scale) = 0;
 
   /// The parts of cross_entropy where other ranks hold further columns of the rows (Megatron-LM's
   /// vocabulary-parallel loss): the largest logit of each row ...
-  virtual void row_maximum(std::span<float> largest, ConstMatrix logits) = 0;
+  virtual void row_maximum(DeviceSpan<float> largest, ConstMatrix logits) = 0;
   /// ... sum(exp(z - largest)) and the target's logit, 0 where the target is negative ...
-  virtual void row_exponentials(std::span<float> total, std::span<float> target_logit, ConstMatrix logits,
-                                std::span<const float> largest, std::span<const std::int32_t> targets) = 0;
+  virtual void row_exponentials(DeviceSpan<float> total, DeviceSpan<float> target_logit, ConstMatrix logits,
+                                DeviceSpan<const float> largest, DeviceSpan<const std::int32_t> targets) = 0;
   /// What all ranks together found for each row.
   struct RowStatistics {
-    std::span<const float> largest;
-    std::span<const float> total;
-    std::span<const float> target_logit;
+    DeviceSpan<const float> largest;
+    DeviceSpan<const float> total;
+    DeviceSpan<const float> target_logit;
   };
   /// ... and losses and gradient.
-  virtual void cross_entropy_gradient(std::span<float> losses, Matrix logits, const RowStatistics& rows,
-                                      std::span<const std::int32_t> targets, float scale) = 0;
+  virtual void cross_entropy_gradient(DeviceSpan<float> losses, Matrix logits, const RowStatistics& rows,
+                                      DeviceSpan<const std::int32_t> targets, float scale) = 0;
 
   /// y += x
   virtual void add(Matrix y, ConstMatrix x) = 0;
@@ -131,11 +132,23 @@ class Kernels {
   /// destination += source, rounded once to the destination's type. Equal element counts.
   virtual void accumulate(TypedView destination, TypedView source) = 0;
   virtual void fill_zero(TypedView destination) = 0;
-  /// Sum of squares in double, the same for any thread count.
-  virtual double sum_of_squares(TypedView values) = 0;
-  /// One AdamW step over equally long ranges. With fp32 parameters `parameter.data` may equal `master`.
-  virtual void adamw(std::span<float> master, std::span<float> moment1, std::span<float> moment2,
-                     TypedView parameter, TypedView gradient, const bodies::AdamW& constants) = 0;
+
+  // Numbers that a step makes stay on the device until it is over; `total` and the others are single values.
+
+  /// total += the sum in double, value after value.
+  virtual void add_sum(DeviceSpan<double> total, DeviceSpan<const float> values) = 0;
+  /// total += the sum of squares in double, the same for any thread count.
+  virtual void add_squares(DeviceSpan<double> total, TypedView values) = 0;
+  virtual void narrow(DeviceSpan<float> to, DeviceSpan<const double> from) = 0;
+  virtual void widen(DeviceSpan<double> to, DeviceSpan<const float> from) = 0;
+  /// factor = min(1, bound / (sqrt(squares) + 1e-6)), or 1 where squares are NaN.
+  virtual void clip_factor(DeviceSpan<float> factor, DeviceSpan<const double> squares, double bound) = 0;
+
+  /// One AdamW step over equally long ranges, gradients times `gradient_factor` (one value). With fp32
+  /// parameters `parameter.data` may equal `master`.
+  virtual void adamw(DeviceSpan<float> master, DeviceSpan<float> moment1, DeviceSpan<float> moment2,
+                     TypedView parameter, TypedView gradient, DeviceSpan<const float> gradient_factor,
+                     const bodies::AdamW& constants) = 0;
 };
 
 /// fp32 values of scratch that `make_openmp_kernels` needs.
@@ -143,7 +156,7 @@ std::int64_t openmp_scratch_elements(const ScratchNeeds& needs);
 
 /// OpenMP loops over the bodies and BLAS for the matrix products. `between_tiles` is called on the calling
 /// thread between compute tiles (about a millisecond apart) to let pending communication advance.
-std::unique_ptr<Kernels> make_openmp_kernels(const ScratchNeeds& needs, std::span<float> scratch,
+std::unique_ptr<Kernels> make_openmp_kernels(const ScratchNeeds& needs, DeviceSpan<float> scratch,
                                              std::function<void()> between_tiles);
 
 }  // namespace shardbench::kernels

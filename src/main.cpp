@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "src/backends.hpp"
 #include "src/comm/mpi/mpi_world.hpp"
 #include "src/options.hpp"
 #include "src/program.hpp"
@@ -18,7 +19,9 @@ using namespace shardbench;
 Program prepare(const ScenarioDefinition& definition, const std::vector<std::string>& arguments) {
   const ParsedOptions parsed =
       try_parse_options(definition.name, definition.options, {arguments.begin() + 1, arguments.end()},
-                        is_simulation() ? Build::simulated : Build::real);
+                        is_simulation() ? Build::simulated
+                        : has_nccl()    ? Build::accelerated
+                                        : Build::real);
   const Options options = parsed.options.value_or(Options{});
   Program program{.options = own_options(parsed),
                   .answer = {},
@@ -29,7 +32,7 @@ Program prepare(const ScenarioDefinition& definition, const std::vector<std::str
                   .ranks = options.ranks,
                   .stall_timeout_s = options.stall_timeout_s,
                   .work = [=](const Surroundings& surroundings) {
-                    return run_scenario(options, definition, surroundings,
+                    return run_scenario(options, definition, surroundings, make_backend,
                                         fmt::format("{}", fmt::join(arguments, " ")));
                   }};
   if (!parsed.help.empty()) {

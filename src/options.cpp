@@ -28,6 +28,7 @@ const Choices<ReduceScatterWait> rs_wait_choices = {{"next", ReduceScatterWait::
 const Choices<ParameterGather> parameter_gather_choices = {{"end", ParameterGather::end},
                                                            {"overlap", ParameterGather::overlap}};
 const Choices<Recompute> recompute_choices = {{"none", Recompute::none}, {"full", Recompute::full}};
+const Choices<BackendChoice> backend_choices = {{"mpi", BackendChoice::mpi}, {"nccl", BackendChoice::nccl}};
 const Choices<Payload> payload_choices = {{"real", Payload::real}, {"phantom", Payload::phantom}};
 const Choices<TraceLevel> trace_choices = {
     {"none", TraceLevel::none}, {"steps", TraceLevel::steps}, {"events", TraceLevel::events}};
@@ -158,7 +159,7 @@ class Parser {
     add_choice("--compute", options_.compute, compute_choices,
                "a transformer step, or sleeps of the same length");
     add_real(app_, "--flops", options_.flops, {1.0, 1e30},
-             build_ == Build::real
+             build_ != Build::simulated
                  ? "with timed: sustained FLOP/s to imitate"
                  : "with timed: sustained FLOP/s, instead of what the platform's GPU would take");
     calibration_ = app_.add_option("--calibration", options_.calibration_file,
@@ -207,7 +208,9 @@ class Parser {
     add_choice("--payload", options_.payload, payload_choices,
                "phantom: true sizes, no contents (with timed)");
     payload_ = app_.get_option("--payload");
-    app_.add_option("--backend", backend_, "mpi")->type_name("CHOICE")->capture_default_str();
+    app_.add_option("--backend", backend_, "mpi, or where it is built in nccl (CUDA devices)")
+        ->type_name("CHOICE")
+        ->capture_default_str();
     add_real(app_, "--stall-timeout", options_.stall_timeout_s, {0.0, 1e9}, stall_timeout_help);
     add_whole(app_, "--ranks-per-node", options_.ranks_per_node, {1, 1 << 24},
               "node size, for hierarchical; default: what MPI says, with --plan one node");
@@ -240,8 +243,7 @@ class Parser {
     if (sequence_parallel_) options_.sequence_parallel = SequenceParallel::on;
     if (options_.global_batch && accum_->count() > 0)
       throw UsageError("--global-batch derives what --grad-accum sets; pass one of them");
-    if (backend_ != "mpi")
-      throw UsageError(fmt::format("--backend {} is not built in; use --backend mpi", backend_));
+    finish_backend();
     if (overwrite_) options_.existing_file = ExistingFile::overwrite;
     if (check_) options_.check = Check::on;
     if (fp32_grad_accum_) options_.fp32_grad_accum = Fp32Accumulation::on;
@@ -267,12 +269,27 @@ class Parser {
                       all_steps, step_limit));
   }
 
+  /// --backend and what it cannot do.
+  void finish_backend() {
+    if (backend_ == "mpi") return;
+    if (backend_ != "nccl" || build_ != Build::accelerated)
+      throw UsageError(fmt::format("--backend {} is not built in; use --backend mpi", backend_));
+    options_.backend = BackendChoice::nccl;
+    if (options_.compute == Compute::timed)
+      throw UsageError(
+          "--backend nccl computes on its devices; leave out --compute timed or use --backend mpi");
+    if (options_.algorithm != Algorithm::automatic && options_.algorithm != Algorithm::native)
+      throw UsageError(fmt::format(
+          "--backend nccl leaves the algorithm to NCCL; leave out --algorithm {} or use --backend mpi",
+          name_of(options_.algorithm)));
+  }
+
   /// --compute and what only makes sense with one of its choices.
   void finish_compute() {
     const bool timed = options_.compute == Compute::timed;
     if (!timed && payload_->count() == 0) options_.payload = Payload::real;
     const int rates = (options_.flops ? 1 : 0) + (options_.calibration_file.empty() ? 0 : 1);
-    if (timed && rates == 0 && build_ == Build::real)
+    if (timed && rates == 0 && build_ != Build::simulated)
       throw UsageError("--compute timed needs to know how long: pass --flops F or --calibration FILE");
     if (timed && rates == 2) throw UsageError("--flops and --calibration contradict each other; pass one");
     if (!timed && rates != 0)
@@ -435,7 +452,7 @@ std::string options_json(const Options& o) {
       {"ranks-per-node",
        o.ranks_per_node ? nlohmann::ordered_json(*o.ranks_per_node) : nlohmann::ordered_json(nullptr)},
       {"payload", name_in(payload_choices, o.payload)},
-      {"backend", "mpi"},
+      {"backend", name_in(backend_choices, o.backend)},
       {"stall-timeout", o.stall_timeout_s},
       {"threads", o.threads},
       {"seed", o.seed},

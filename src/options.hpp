@@ -33,6 +33,7 @@ enum class ReduceScatterWait { next, end };
 enum class Fp32Accumulation { off, on };
 enum class ParameterGather { end, overlap };
 enum class Check { off, on };
+enum class BackendChoice { mpi, nccl };
 
 /// How many groups are gathered ahead of the one in use.
 struct Prefetch {
@@ -97,6 +98,7 @@ struct Options {
   int threads = 0;  ///< 0: allowed CPUs / ranks on the host
   std::uint64_t seed = 1;
   Check check = Check::off;
+  BackendChoice backend = BackendChoice::mpi;
   TraceLevel trace = TraceLevel::events;
 
   bool plan = false;

@@ -9,8 +9,9 @@
 
 namespace shardbench {
 
-/// Which program reads the options: one on real ranks, or one in the simulator, whose defaults differ.
-enum class Build { real, simulated };
+/// Which program reads the options: one on real ranks, one on real ranks that has --backend nccl, or one in
+/// the simulator, whose defaults differ.
+enum class Build { real, accelerated, simulated };
 
 /// Pairs of a choice's name and its value, in the order that --help shows and that `all` runs.
 template <class T>

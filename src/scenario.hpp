@@ -30,10 +30,6 @@ class Scenario {
 
   virtual ResidentState& state() = 0;
   [[nodiscard]] virtual Replication replication() const = 0;
-  /// Sum of squares of the gradients held here, before clipping, of the last step.
-  [[nodiscard]] virtual double gradient_squares() const = 0;
-  /// Sum over the last step's micro-batches of their token losses on this rank.
-  [[nodiscard]] virtual double loss_sum() const = 0;
   /// What this rank should hold and communicate in one step.
   [[nodiscard]] virtual ExpectedLedger expected() const = 0;
 };

@@ -70,15 +70,16 @@ struct AdamW {
   float weight_decay;
   float inverse_correction1;
   float inverse_correction2;
-  float gradient_factor;  // gradient clipping, 1 without
 };
 
 /// Decoupled weight decay first, then the Adam update (Loshchilov & Hutter, arXiv:1711.05101).
-/// `parameter` may be the master itself (fp32 parameters) or its rounded copy.
+/// `parameter` may be the master itself (fp32 parameters) or its rounded copy. `gradient_factor` clips; 1
+/// without.
 template <class Parameter, class Gradient>
 SHARDBENCH_BODY void adamw(std::int64_t i, float* master, float* moment1, float* moment2,
-                           Parameter* parameter, const Gradient* gradient, const AdamW& c) {
-  const float g = c.gradient_factor * widen(gradient[i]);
+                           Parameter* parameter, const Gradient* gradient, float gradient_factor,
+                           const AdamW& c) {
+  const float g = gradient_factor * widen(gradient[i]);
   const float m = c.beta1 * moment1[i] + (1.0F - c.beta1) * g;
   const float v = c.beta2 * moment2[i] + (1.0F - c.beta2) * g * g;
   const float decayed = master[i] - c.learning_rate * c.weight_decay * master[i];
@@ -87,6 +88,13 @@ SHARDBENCH_BODY void adamw(std::int64_t i, float* master, float* moment1, float*
   moment2[i] = v;
   master[i] = decayed - c.learning_rate * step;
   parameter[i] = narrow<Parameter>(master[i]);
+}
+
+/// min(1, bound / (sqrt(squares) + 1e-6)), as torch.nn.utils.clip_grad_norm_ has it; 1 where squares are
+/// NaN.
+SHARDBENCH_BODY float clip_factor(double squares, double bound) {
+  const double factor = bound / (std::sqrt(squares) + 1e-6);
+  return factor < 1.0 ? static_cast<float>(factor) : 1.0F;
 }
 
 }  // namespace shardbench::bodies

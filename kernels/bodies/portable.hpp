@@ -40,13 +40,24 @@ SHARDBENCH_BODY BFloat16 narrow<BFloat16>(float value) {
   return BFloat16{static_cast<std::uint16_t>(is_nan ? (bits >> 16) | 0x40U : rounded >> 16)};
 }
 
-/// Row bodies are written for a team of lanes, so that one CPU thread (one lane) and one warp (32 lanes)
-/// run the same text. `sum` and `maximum` combine the lanes' partial values and return the result to each.
+/// Row bodies are written for a team of lanes, so that one CPU thread (one lane) and a warp or a block of a
+/// GPU run the same text. `each` deals all columns of a row out, and `fill` stores what is returned for each;
+/// `sum`, `maximum` and `any` combine what the lanes found and return the result to all.
 struct OneLane {
   static constexpr std::int64_t index = 0;
   static constexpr std::int64_t count = 1;
+  template <class Use>
+  static void each(std::int64_t columns, Use&& use) {
+    for (std::int64_t c = 0; c < columns; ++c) use(c);
+  }
+  template <class Value>
+  static void fill(float* to, std::int64_t columns, Value&& value) {
+    for (std::int64_t c = 0; c < columns; ++c) to[c] = value(c);
+  }
   [[nodiscard]] static float sum(float value) { return value; }
+  [[nodiscard]] static double sum(double value) { return value; }
   [[nodiscard]] static float maximum(float value) { return value; }
+  [[nodiscard]] static bool any(bool value) { return value; }
 };
 
 }  // namespace shardbench::bodies

@@ -9,7 +9,7 @@ namespace shardbench::bodies {
 template <class Lanes>
 SHARDBENCH_BODY float reciprocal_rms(const Lanes& lanes, const float* x, std::int64_t width, float epsilon) {
   float squares = 0.0F;
-  for (std::int64_t c = lanes.index; c < width; c += lanes.count) squares += x[c] * x[c];
+  lanes.each(width, [&](std::int64_t c) { squares += x[c] * x[c]; });
   return 1.0F / std::sqrt(lanes.sum(squares) / static_cast<float>(width) + epsilon);
 }
 
@@ -18,7 +18,7 @@ template <class Lanes, class Weight>
 SHARDBENCH_BODY void rms_norm_forward(const Lanes& lanes, float* y, const float* x, const Weight* weight,
                                       std::int64_t width, float epsilon) {
   const float inverse = reciprocal_rms(lanes, x, width, epsilon);
-  for (std::int64_t c = lanes.index; c < width; c += lanes.count) y[c] = x[c] * inverse * widen(weight[c]);
+  lanes.fill(y, width, [&](std::int64_t c) { return x[c] * inverse * widen(weight[c]); });
 }
 
 /// dx += the gradient of RMSNorm with respect to its input (dx arrives holding the residual's gradient).
@@ -29,37 +29,46 @@ SHARDBENCH_BODY void rms_norm_backward_input(const Lanes& lanes, float* dx, floa
                                              std::int64_t width, float epsilon) {
   const float r = reciprocal_rms(lanes, x, width, epsilon);
   float dot = 0.0F;
-  for (std::int64_t c = lanes.index; c < width; c += lanes.count) dot += widen(weight[c]) * dy[c] * x[c];
+  lanes.each(width, [&](std::int64_t c) { dot += widen(weight[c]) * dy[c] * x[c]; });
   const float mean = lanes.sum(dot) / static_cast<float>(width);
-  for (std::int64_t c = lanes.index; c < width; c += lanes.count)
-    dx[c] += r * (widen(weight[c]) * dy[c] - x[c] * r * r * mean);
+  lanes.fill(dx, width,
+             [&](std::int64_t c) { return dx[c] + r * (widen(weight[c]) * dy[c] - x[c] * r * r * mean); });
   if (lanes.index == 0) *inverse_rms = r;
 }
 
-/// Column c of the RMSNorm weight's gradient: d_weight[c] += sum over rows of dy * x / rms.
-/// One column a call and rows in order: no races and the same sum for any thread count.
-SHARDBENCH_BODY void rms_norm_backward_weight(std::int64_t c, float* d_weight, const float* dy,
-                                              const float* x, const float* inverse_rms, std::int64_t rows,
-                                              std::int64_t width) {
+/// What `rows` rows add to column c of the RMSNorm weight's gradient: the sum of dy * x / rms. One column a
+/// call and rows in order: no races, and the same sum whoever carries it out.
+SHARDBENCH_BODY float rms_norm_backward_weight(std::int64_t c, const float* dy, const float* x,
+                                               const float* inverse_rms, std::int64_t rows,
+                                               std::int64_t width) {
   float sum = 0.0F;
   for (std::int64_t row = 0; row < rows; ++row)
     sum += dy[row * width + c] * x[row * width + c] * inverse_rms[row];
-  d_weight[c] += sum;
+  return sum;
 }
 
 /// One token's row of the embedding table; zeros for a negative token, which another part of the table holds.
 template <class Lanes, class Weight>
 SHARDBENCH_BODY void embedding_forward(const Lanes& lanes, float* y, const Weight* table, std::int64_t token,
                                        std::int64_t width) {
-  for (std::int64_t c = lanes.index; c < width; c += lanes.count)
-    y[c] = token < 0 ? 0.0F : widen(table[token * width + c]);
+  lanes.fill(y, width, [&](std::int64_t c) { return token < 0 ? 0.0F : widen(table[token * width + c]); });
 }
 
-/// Column c of the embedding's gradient. Tokens repeat, so rows are summed in token order within one column.
-SHARDBENCH_BODY void embedding_backward(std::int64_t c, float* d_table, const float* dy,
+/// The gradient of the embedding that `row`'s token looked up. Tokens repeat: the first row that has one adds
+/// up all of its rows, in order, and the others leave it alone. So rows can be worked on at once without
+/// atomic additions, and the sums do not depend on who does what.
+template <class Lanes>
+SHARDBENCH_BODY void embedding_backward(const Lanes& lanes, std::int64_t row, float* d_table, const float* dy,
                                         const std::int32_t* tokens, std::int64_t rows, std::int64_t width) {
-  for (std::int64_t row = 0; row < rows; ++row)
-    if (tokens[row] >= 0) d_table[tokens[row] * width + c] += dy[row * width + c];
+  const std::int32_t token = tokens[row];
+  if (token < 0) return;
+  bool is_repeated = false;
+  for (std::int64_t r = lanes.index; r < row; r += lanes.count) is_repeated |= tokens[r] == token;
+  if (lanes.any(is_repeated)) return;
+  float* const of_token = d_table + token * width;
+  for (std::int64_t r = row; r < rows; ++r)
+    if (tokens[r] == token)
+      lanes.fill(of_token, width, [&](std::int64_t c) { return of_token[c] + dy[r * width + c]; });
 }
 
 /// Cross-entropy of one row in three parts, between which tensor-parallel ranks that hold other columns
@@ -67,40 +76,78 @@ SHARDBENCH_BODY void embedding_backward(std::int64_t c, float* d_table, const fl
 template <class Lanes>
 SHARDBENCH_BODY float row_maximum(const Lanes& lanes, const float* logits, std::int64_t columns) {
   float largest = -INFINITY;
-  for (std::int64_t c = lanes.index; c < columns; c += lanes.count) largest = std::fmax(largest, logits[c]);
+  lanes.each(columns, [&](std::int64_t c) { largest = std::fmax(largest, logits[c]); });
   return lanes.maximum(largest);
 }
 
-/// Second, sum(exp(z - largest)).
 template <class Lanes>
-SHARDBENCH_BODY float row_exponentials(const Lanes& lanes, const float* logits, float largest,
-                                       std::int64_t columns) {
+SHARDBENCH_BODY float sum_of_exponentials(const Lanes& lanes, const float* logits, float largest,
+                                          std::int64_t columns) {
   float total = 0.0F;
-  for (std::int64_t c = lanes.index; c < columns; c += lanes.count) total += std::exp(logits[c] - largest);
+  lanes.each(columns, [&](std::int64_t c) { total += std::exp(logits[c] - largest); });
   return lanes.sum(total);
 }
+
+/// Second, sum(exp(z - largest)) and the target's logit, 0 where another rank holds it.
+template <class Lanes>
+SHARDBENCH_BODY void row_exponentials(const Lanes& lanes, float* total, float* target_logit,
+                                      const float* logits, float largest, std::int64_t target,
+                                      std::int64_t columns) {
+  const float found = sum_of_exponentials(lanes, logits, largest, columns);
+  if (lanes.index != 0) return;
+  *total = found;
+  *target_logit = target < 0 ? 0.0F : logits[target];
+}
+
+/// What all ranks together found for a row.
+struct RowFound {
+  float largest;
+  float total;
+  float target_logit;
+};
 
 /// Third, over all columns: loss = log(total) + largest - z[target], and logits are overwritten by their
 /// gradient scale * (softmax(z) - onehot(target)). A negative target is in another rank's columns.
 template <class Lanes>
-SHARDBENCH_BODY void cross_entropy_gradient(const Lanes& lanes, float* loss, float* logits, float largest,
-                                            float total, float target_logit, std::int64_t target,
-                                            std::int64_t columns, float scale) {
-  if (lanes.index == 0) *loss = std::log(total) + largest - target_logit;
-  const float factor = scale / total;
-  for (std::int64_t c = lanes.index; c < columns; c += lanes.count) {
-    const float probability = factor * std::exp(logits[c] - largest);
-    logits[c] = c == target ? probability - scale : probability;
-  }
+SHARDBENCH_BODY void cross_entropy_gradient(const Lanes& lanes, float* loss, float* logits,
+                                            const RowFound& row, std::int64_t target, std::int64_t columns,
+                                            float scale) {
+  if (lanes.index == 0) *loss = std::log(row.total) + row.largest - row.target_logit;
+  const float factor = scale / row.total;
+  lanes.fill(logits, columns, [&](std::int64_t c) {
+    const float probability = factor * std::exp(logits[c] - row.largest);
+    return c == target ? probability - scale : probability;
+  });
 }
 
 /// All three where one rank holds the whole row.
 template <class Lanes>
 SHARDBENCH_BODY void cross_entropy(const Lanes& lanes, float* loss, float* logits, std::int64_t target,
                                    std::int64_t vocabulary, float scale) {
+  // Read before the lanes meet in a maximum: after the sum one of them overwrites it.
+  const float target_logit = logits[target];
   const float largest = row_maximum(lanes, logits, vocabulary);
-  const float total = row_exponentials(lanes, logits, largest, vocabulary);
-  cross_entropy_gradient(lanes, loss, logits, largest, total, logits[target], target, vocabulary, scale);
+  const float total = sum_of_exponentials(lanes, logits, largest, vocabulary);
+  cross_entropy_gradient(lanes, loss, logits, {largest, total, target_logit}, target, vocabulary, scale);
+}
+
+/// Sum of values in double.
+template <class Lanes>
+SHARDBENCH_BODY double sum(const Lanes& lanes, const float* values, std::int64_t count) {
+  double total = 0.0;
+  lanes.each(count, [&](std::int64_t i) { total += static_cast<double>(values[i]); });
+  return lanes.sum(total);
+}
+
+/// Sum of squares in double.
+template <class Lanes, class Storage>
+SHARDBENCH_BODY double sum_of_squares(const Lanes& lanes, const Storage* values, std::int64_t count) {
+  double total = 0.0;
+  lanes.each(count, [&](std::int64_t i) {
+    const auto value = static_cast<double>(widen(values[i]));
+    total += value * value;
+  });
+  return lanes.sum(total);
 }
 
 enum class Rotation { forward, inverse };
@@ -119,14 +166,14 @@ SHARDBENCH_BODY void rope_table_entry(float* cosine, float* sine, std::int64_t p
 template <class Lanes>
 SHARDBENCH_BODY void rope(const Lanes& lanes, float* head, const float* cosines, const float* sines,
                           std::int64_t width, Rotation rotation) {
-  for (std::int64_t pair = lanes.index; pair < width / 2; pair += lanes.count) {
+  lanes.each(width / 2, [&](std::int64_t pair) {
     const float cosine = cosines[pair];
     const float sine = rotation == Rotation::forward ? sines[pair] : -sines[pair];
     const float even = head[2 * pair];
     const float odd = head[2 * pair + 1];
     head[2 * pair] = even * cosine - odd * sine;
     head[2 * pair + 1] = even * sine + odd * cosine;
-  }
+  });
 }
 
 /// Softmax of one row of causal attention scores: columns past `last` become 0. Stores log-sum-exp of the
@@ -156,11 +203,11 @@ template <class Lanes>
 SHARDBENCH_BODY void causal_softmax_backward(const Lanes& lanes, float* scores, float* d_scores,
                                              float log_sum_exp, float delta, std::int64_t last,
                                              std::int64_t width, float scale) {
-  for (std::int64_t c = lanes.index; c < width; c += lanes.count) {
+  lanes.each(width, [&](std::int64_t c) {
     const float probability = c <= last ? std::exp(scale * scores[c] - log_sum_exp) : 0.0F;
     scores[c] = probability;
     d_scores[c] = scale * probability * (d_scores[c] - delta);
-  }
+  });
 }
 
 }  // namespace shardbench::bodies

@@ -2,6 +2,8 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <numeric>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -21,7 +23,7 @@ constexpr std::int64_t query_tile = 64;
 constexpr std::int64_t panel_flops = 50'000'000;
 constexpr std::int64_t smallest_panel_rows = 16;
 
-// Partial sums of `sum_of_squares`: fixed pieces added in order make the result independent of threads.
+// Partial sums of `add_squares`: fixed pieces added in order make the result independent of threads.
 constexpr std::int64_t sum_piece = 4096;
 
 // bf16 weights are widened panel by panel; this bounds the panel's fp32 copy.
@@ -43,10 +45,12 @@ void for_storage(TypedView view, Function&& function) {
 
 class OpenMpKernels final : public Kernels {
  public:
-  OpenMpKernels(const ScratchNeeds& needs, std::span<float> scratch, std::function<void()> between_tiles)
-      : threads_(needs.threads), scratch_(scratch), between_tiles_(std::move(between_tiles)) {
+  OpenMpKernels(const ScratchNeeds& needs, DeviceSpan<float> scratch, std::function<void()> between_tiles)
+      : threads_(needs.threads),
+        scratch_(scratch.data(), static_cast<std::size_t>(scratch.size())),
+        between_tiles_(std::move(between_tiles)) {
     // Without scratch only the element-wise kernels may be called: compute that is only timed needs no more.
-    SHARDBENCH_ASSERT(scratch.empty() || std::ssize(scratch) >= openmp_scratch_elements(needs));
+    SHARDBENCH_ASSERT(scratch.empty() || scratch.size() >= openmp_scratch_elements(needs));
     omp_set_num_threads(threads_);
   }
 
@@ -78,20 +82,21 @@ class OpenMpKernels final : public Kernels {
     }
   }
 
-  void embedding_forward(Matrix y, TypedView table, std::span<const std::int32_t> tokens) override {
+  void embedding_forward(Matrix y, TypedView table, DeviceSpan<const std::int32_t> tokens) override {
     for_storage(table, [&](const auto* weight) {
 #pragma omp parallel for schedule(static) if (y.rows * y.columns >= parallel_elements)
       for (std::int64_t row = 0; row < y.rows; ++row)
-        bodies::embedding_forward(bodies::OneLane{}, y.data + row * y.columns, weight,
-                                  tokens[static_cast<std::size_t>(row)], y.columns);
+        bodies::embedding_forward(bodies::OneLane{}, y.data + row * y.columns, weight, tokens.data()[row],
+                                  y.columns);
     });
     between_tiles_();
   }
 
-  void embedding_backward(Matrix d_table, ConstMatrix dy, std::span<const std::int32_t> tokens) override {
+  void embedding_backward(Matrix d_table, ConstMatrix dy, DeviceSpan<const std::int32_t> tokens) override {
 #pragma omp parallel for schedule(static) if (dy.rows * dy.columns >= parallel_elements)
-    for (std::int64_t column = 0; column < dy.columns; ++column)
-      bodies::embedding_backward(column, d_table.data, dy.data, tokens.data(), dy.rows, dy.columns);
+    for (std::int64_t row = 0; row < dy.rows; ++row)
+      bodies::embedding_backward(bodies::OneLane{}, row, d_table.data, dy.data, tokens.data(), dy.rows,
+                                 dy.columns);
     between_tiles_();
   }
 
@@ -105,7 +110,7 @@ class OpenMpKernels final : public Kernels {
     between_tiles_();
   }
 
-  void rms_norm_backward(Matrix dx, std::span<float> d_weight, std::span<float> inverse_rms, ConstMatrix dy,
+  void rms_norm_backward(Matrix dx, DeviceSpan<float> d_weight, DeviceSpan<float> inverse_rms, ConstMatrix dy,
                          ConstMatrix x, TypedView weight, float epsilon) override {
     for_storage(weight, [&](const auto* w) {
 #pragma omp parallel for schedule(static) if (x.rows * x.columns >= parallel_elements)
@@ -116,8 +121,8 @@ class OpenMpKernels final : public Kernels {
     });
 #pragma omp parallel for schedule(static) if (x.rows * x.columns >= parallel_elements)
     for (std::int64_t column = 0; column < x.columns; ++column)
-      bodies::rms_norm_backward_weight(column, d_weight.data(), dy.data, x.data, inverse_rms.data(), x.rows,
-                                       x.columns);
+      d_weight.data()[column] +=
+          bodies::rms_norm_backward_weight(column, dy.data, x.data, inverse_rms.data(), x.rows, x.columns);
     between_tiles_();
   }
 
@@ -142,7 +147,7 @@ class OpenMpKernels final : public Kernels {
     between_tiles_();
   }
 
-  void attention_forward(Matrix out, std::span<float> log_sum_exp, ConstMatrix q, ConstMatrix k,
+  void attention_forward(Matrix out, DeviceSpan<float> log_sum_exp, ConstMatrix q, ConstMatrix k,
                          ConstMatrix v, const AttentionShape& shape) override {
     const float scale = score_scale(shape);
     for_each_query_tile(shape, [&](const QueryTile& tile, std::span<float> scratch) {
@@ -160,7 +165,7 @@ class OpenMpKernels final : public Kernels {
   }
 
   void attention_backward(Matrix dq, Matrix dk, Matrix dv, ConstMatrix d_out, ConstMatrix out,
-                          std::span<const float> log_sum_exp, ConstMatrix q, ConstMatrix k, ConstMatrix v,
+                          DeviceSpan<const float> log_sum_exp, ConstMatrix q, ConstMatrix k, ConstMatrix v,
                           const AttentionShape& shape) override {
     const float scale = score_scale(shape);
     std::fill_n(dk.data, dk.rows * dk.columns, 0.0F);
@@ -178,10 +183,9 @@ class OpenMpKernels final : public Kernels {
         const float* d_o = d_out.data + tile.q_offset + row * d_out.columns;
         float delta = 0.0F;
         for (std::int64_t c = 0; c < shape.head_size; ++c) delta += o[c] * d_o[c];
-        bodies::causal_softmax_backward(bodies::OneLane{}, probabilities + row * tile.reach,
-                                        d_scores + row * tile.reach,
-                                        log_sum_exp[static_cast<std::size_t>(tile.lse_offset + row)], delta,
-                                        tile.first + row, tile.reach, scale);
+        bodies::causal_softmax_backward(
+            bodies::OneLane{}, probabilities + row * tile.reach, d_scores + row * tile.reach,
+            log_sum_exp.data()[tile.lse_offset + row], delta, tile.first + row, tile.reach, scale);
       }
       const Operand p_transposed{probabilities, tile.reach, Transpose::yes};
       const Operand ds_transposed{d_scores, tile.reach, Transpose::yes};
@@ -210,38 +214,37 @@ class OpenMpKernels final : public Kernels {
     between_tiles_();
   }
 
-  void cross_entropy(std::span<float> losses, Matrix logits, std::span<const std::int32_t> targets,
+  void cross_entropy(DeviceSpan<float> losses, Matrix logits, DeviceSpan<const std::int32_t> targets,
                      float scale) override {
     for_each_row(logits, [&](std::int64_t row) {
       bodies::cross_entropy(bodies::OneLane{}, losses.data() + row, logits.data + row * logits.columns,
-                            targets[static_cast<std::size_t>(row)], logits.columns, scale);
+                            targets.data()[row], logits.columns, scale);
     });
   }
 
-  void row_maximum(std::span<float> largest, ConstMatrix logits) override {
+  void row_maximum(DeviceSpan<float> largest, ConstMatrix logits) override {
     for_each_row(logits, [&](std::int64_t row) {
-      largest[static_cast<std::size_t>(row)] =
+      largest.data()[row] =
           bodies::row_maximum(bodies::OneLane{}, logits.data + row * logits.columns, logits.columns);
     });
   }
 
-  void row_exponentials(std::span<float> total, std::span<float> target_logit, ConstMatrix logits,
-                        std::span<const float> largest, std::span<const std::int32_t> targets) override {
+  void row_exponentials(DeviceSpan<float> total, DeviceSpan<float> target_logit, ConstMatrix logits,
+                        DeviceSpan<const float> largest, DeviceSpan<const std::int32_t> targets) override {
     for_each_row(logits, [&](std::int64_t row) {
-      const auto r = static_cast<std::size_t>(row);
-      const float* values = logits.data + row * logits.columns;
-      total[r] = bodies::row_exponentials(bodies::OneLane{}, values, largest[r], logits.columns);
-      target_logit[r] = targets[r] < 0 ? 0.0F : values[targets[r]];
+      bodies::row_exponentials(bodies::OneLane{}, total.data() + row, target_logit.data() + row,
+                               logits.data + row * logits.columns, largest.data()[row], targets.data()[row],
+                               logits.columns);
     });
   }
 
-  void cross_entropy_gradient(std::span<float> losses, Matrix logits, const RowStatistics& rows,
-                              std::span<const std::int32_t> targets, float scale) override {
+  void cross_entropy_gradient(DeviceSpan<float> losses, Matrix logits, const RowStatistics& rows,
+                              DeviceSpan<const std::int32_t> targets, float scale) override {
     for_each_row(logits, [&](std::int64_t row) {
-      const auto r = static_cast<std::size_t>(row);
-      bodies::cross_entropy_gradient(bodies::OneLane{}, losses.data() + row,
-                                     logits.data + row * logits.columns, rows.largest[r], rows.total[r],
-                                     rows.target_logit[r], targets[r], logits.columns, scale);
+      bodies::cross_entropy_gradient(
+          bodies::OneLane{}, losses.data() + row, logits.data + row * logits.columns,
+          {rows.largest.data()[row], rows.total.data()[row], rows.target_logit.data()[row]},
+          targets.data()[row], logits.columns, scale);
     });
   }
 
@@ -281,34 +284,45 @@ class OpenMpKernels final : public Kernels {
     });
   }
 
-  double sum_of_squares(TypedView values) override {
+  void add_sum(DeviceSpan<double> total, DeviceSpan<const float> values) override {
+    *total.data() += bodies::sum(bodies::OneLane{}, values.data(), values.size());
+  }
+
+  void add_squares(DeviceSpan<double> total, TypedView values) override {
     const std::int64_t n = values.elements();
     std::vector<double> pieces(static_cast<std::size_t>(ceil_div(n, sum_piece)));
     for_storage(values, [&](const auto* data) {
 #pragma omp parallel for schedule(static) if (n >= parallel_elements)
       for (std::int64_t piece = 0; piece < std::ssize(pieces); ++piece) {
-        double sum = 0.0;
-        for (std::int64_t i = piece * sum_piece; i < std::min(n, (piece + 1) * sum_piece); ++i) {
-          const auto value = static_cast<double>(bodies::widen(data[i]));
-          sum += value * value;
-        }
-        pieces[static_cast<std::size_t>(piece)] = sum;
+        const std::int64_t first = piece * sum_piece;
+        pieces[static_cast<std::size_t>(piece)] =
+            bodies::sum_of_squares(bodies::OneLane{}, data + first, std::min(sum_piece, n - first));
       }
     });
-    double total = 0.0;
-    for (const double piece : pieces) total += piece;
-    return total;
+    *total.data() += std::accumulate(pieces.begin(), pieces.end(), 0.0);
   }
 
-  void adamw(std::span<float> master, std::span<float> moment1, std::span<float> moment2, TypedView parameter,
-             TypedView gradient, const bodies::AdamW& constants) override {
-    const std::int64_t n = std::ssize(master);
+  void narrow(DeviceSpan<float> to, DeviceSpan<const double> from) override {
+    *to.data() = static_cast<float>(*from.data());
+  }
+  void widen(DeviceSpan<double> to, DeviceSpan<const float> from) override {
+    *to.data() = static_cast<double>(*from.data());
+  }
+  void clip_factor(DeviceSpan<float> factor, DeviceSpan<const double> squares, double bound) override {
+    *factor.data() = bodies::clip_factor(*squares.data(), bound);
+  }
+
+  void adamw(DeviceSpan<float> master, DeviceSpan<float> moment1, DeviceSpan<float> moment2,
+             TypedView parameter, TypedView gradient, DeviceSpan<const float> gradient_factor,
+             const bodies::AdamW& constants) override {
+    const std::int64_t n = master.size();
+    const float factor = *gradient_factor.data();
     SHARDBENCH_ASSERT(parameter.elements() == n && gradient.elements() == n);
     for_storage(parameter, [&](auto* p) {
       for_storage(gradient, [&](const auto* g) {
 #pragma omp parallel for schedule(static) if (n >= parallel_elements)
         for (std::int64_t i = 0; i < n; ++i)
-          bodies::adamw(i, master.data(), moment1.data(), moment2.data(), p, g, constants);
+          bodies::adamw(i, master.data(), moment1.data(), moment2.data(), p, g, factor, constants);
       });
     });
     between_tiles_();
@@ -419,7 +433,7 @@ std::int64_t openmp_scratch_elements(const ScratchNeeds& needs) {
                   2 * query_tile * needs.longest_sequence * needs.threads);
 }
 
-std::unique_ptr<Kernels> make_openmp_kernels(const ScratchNeeds& needs, std::span<float> scratch,
+std::unique_ptr<Kernels> make_openmp_kernels(const ScratchNeeds& needs, DeviceSpan<float> scratch,
                                              std::function<void()> between_tiles) {
   return std::make_unique<OpenMpKernels>(needs, scratch, std::move(between_tiles));
 }

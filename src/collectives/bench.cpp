@@ -328,8 +328,8 @@ class Bench {
     pending.front()->wait();
     CollectiveRecord& record = records.emplace_back(common);
     record.algorithm = first.algorithm();
-    record.start_s = first.start_s();
-    record.end_s = first.end_s();
+    record.start_s = first.began().issued_s;
+    record.end_s = first.ended().issued_s;
     record.sent_bytes = first.sent() ? first.sent()->count() : -1;
     pending.pop_front();
   }

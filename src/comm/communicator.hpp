@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "src/device/buffer.hpp"
+#include "src/device/timeline.hpp"
 #include "src/units.hpp"
 
 namespace shardbench {
@@ -48,12 +49,13 @@ class PendingCollective {
   PendingCollective& operator=(const PendingCollective&) = delete;
   virtual ~PendingCollective() = default;
 
-  /// Returns once the result is in the buffer. Idempotent.
+  /// What is asked for from here on finds the result in the buffer: the host waits for it, or the device
+  /// will. Idempotent.
   virtual void wait() = 0;
 
-  /// Seconds on the world's clock: when its turn came, and when its completion was seen. Valid after wait().
-  [[nodiscard]] virtual double start_s() const = 0;
-  [[nodiscard]] virtual double end_s() const = 0;
+  /// When its turn came, and when its completion was seen. Valid after wait().
+  [[nodiscard]] virtual Instant began() const = 0;
+  [[nodiscard]] virtual Instant ended() const = 0;
 
   [[nodiscard]] virtual Algorithm algorithm() const = 0;
   /// Bytes that this rank sends for it; empty where the library does not tell (native).

@@ -31,8 +31,8 @@ class EnginePending final : public PendingCollective {
       : engine_(engine), operation_(std::move(operation)), facts_(facts) {}
 
   void wait() override { engine_.wait(*operation_); }
-  [[nodiscard]] double start_s() const override { return operation_->start_s(); }
-  [[nodiscard]] double end_s() const override { return operation_->end_s(); }
+  [[nodiscard]] Instant began() const override { return {operation_->start_s()}; }
+  [[nodiscard]] Instant ended() const override { return {operation_->end_s()}; }
   [[nodiscard]] Algorithm algorithm() const override { return facts_.algorithm; }
   [[nodiscard]] std::optional<Bytes> sent() const override { return facts_.sent; }
 

@@ -5,10 +5,10 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string_view>
 #include <vector>
 
+#include "src/device/device.hpp"
 #include "src/units.hpp"
 
 namespace shardbench {
@@ -54,14 +54,13 @@ class MemoryTracker {
 
 /// What stands behind a buffer's bytes.
 enum class Backing {
-  memory,   ///< real memory of its own
+  memory,   ///< real memory of its own, on the device
   aliased,  ///< an address range of the true size whose pages all alias one small arena; contents are
             ///< meaningless
   none,     ///< accounted for only; data() is null
 };
 
 class Memory;
-class BlockCache;
 
 /// Address space whose pages are all the same few, behind every `aliased` buffer. Ranks of one process can
 /// share it.
@@ -90,11 +89,12 @@ class Buffer {
   [[nodiscard]] DType dtype() const { return dtype_; }
   [[nodiscard]] Elements elements() const { return elements_; }
   [[nodiscard]] Bytes bytes() const { return bytes_of(dtype_, elements_); }
-  /// Null when the backing is `none`, never null otherwise (not even with zero elements).
+  /// An address on the device; null when the backing is `none`, never null otherwise (not even with zero
+  /// elements).
   [[nodiscard]] std::byte* data() const { return data_.get(); }
   [[nodiscard]] bool holds_values() const { return backing_ == Backing::memory; }
   /// The buffer as fp32 values; it must be real and fp32.
-  [[nodiscard]] std::span<float> floats() const;
+  [[nodiscard]] DeviceSpan<float> floats() const;
 
  private:
   friend class Memory;
@@ -112,7 +112,7 @@ class Buffer {
 /// Shared, because a pending collective pins its buffer until it completes.
 using BufferRef = std::shared_ptr<Buffer>;
 
-/// Allocates buffers of one rank.
+/// Allocates buffers of one rank, on the host unless told otherwise.
 class Memory {
  public:
   Memory();
@@ -123,6 +123,9 @@ class Memory {
   /// again. Where the whole has no values, `stand_in` backs the part, so that messages have an address.
   BufferRef part(const BufferRef& whole, std::int64_t offset, Elements count, Backing stand_in);
   [[nodiscard]] MemoryTracker& tracker() const { return *tracker_; }
+  [[nodiscard]] const std::shared_ptr<Device>& device() const { return device_; }
+  /// Where real memory is, from now on.
+  void use(std::shared_ptr<Device> device) { device_ = std::move(device); }
   /// Where aliased buffers come from, from now on; by default an arena of this rank's own.
   void use(std::shared_ptr<PhantomArena> arena) { arena_ = std::move(arena); }
 
@@ -130,7 +133,7 @@ class Memory {
   std::shared_ptr<std::byte> storage(Category category, Bytes size, Backing backing);
 
   std::shared_ptr<MemoryTracker> tracker_;
-  std::shared_ptr<BlockCache> cache_;
+  std::shared_ptr<Device> device_;
   std::shared_ptr<PhantomArena> arena_ = std::make_shared<PhantomArena>();
 };
 

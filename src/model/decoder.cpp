@@ -1,6 +1,7 @@
 #include "src/model/decoder.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "src/errors.hpp"
@@ -31,6 +32,20 @@ Decoder::Decoder(const Settings& settings, Memory& memory, std::unique_ptr<Layer
       input_(static_cast<std::size_t>(settings.dims.layer_count()) + 1),
       kept_(static_cast<std::size_t>(settings.dims.layer_count())) {
   SHARDBENCH_ASSERT(!cuts_sequence() || settings.dims.seq % tp() == 0);
+  if (settings.backing != Backing::memory) return;
+  Device& device = *memory.device();
+  loss_sum_.emplace(memory.device(), 0.0);
+  tokens_ = device.allocate(Bytes(2 * tokens() * static_cast<std::int64_t>(sizeof(std::int32_t))));
+  auto* const first = reinterpret_cast<const std::int32_t*>(tokens_.get());
+  device_batch_ = {.inputs = {first, tokens()}, .targets = {first + tokens(), tokens()}};
+}
+
+void Decoder::begin_step() {
+  if (loss_sum_) loss_sum_->set(0.0);
+}
+
+double Decoder::loss_sum() const {
+  return loss_sum_ ? loss_sum_->get() : std::numeric_limits<double>::quiet_NaN();
 }
 
 void Decoder::load_batch(std::int64_t step, std::int64_t first_sequence) {
@@ -38,6 +53,9 @@ void Decoder::load_batch(std::int64_t step, std::int64_t first_sequence) {
   fill_batch(batch_, settings_.dims, settings_.seed, step, first_sequence, settings_.micro_batch);
   count_from(batch_.inputs, local_.vocab);
   count_from(batch_.targets, local_.vocab);
+  auto* const first = reinterpret_cast<std::int32_t*>(tokens_.get());
+  write_values<std::int32_t>(*memory_.device(), {first, tokens()}, batch_.inputs);
+  write_values<std::int32_t>(*memory_.device(), {first + tokens(), tokens()}, batch_.targets);
 }
 
 void Decoder::enter(int layer, Pass pass) {
@@ -69,7 +87,7 @@ void Decoder::backward(int layer, const WeightTable& weights, const GradientTabl
   if (layer == settings_.dims.head_layer()) {
     backward_head(weights, gradients);
   } else if (layer == 0) {
-    math_->embedding_backward(batch_, gradients, *gradient_for_region(0));
+    math_->embedding_backward(device_batch_, gradients, *gradient_for_region(0));
     d_stream_.reset();
   } else {
     backward_block(layer, weights, gradients);
@@ -81,12 +99,12 @@ void Decoder::backward(int layer, const WeightTable& weights, const GradientTabl
 void Decoder::forward_embedding(const WeightTable& weights) {
   const BufferRef& y = input_[1];
   if (!cuts_sequence()) {
-    math_->embedding_forward(batch_, weights, *y);
+    math_->embedding_forward(device_batch_, weights, *y);
     if (tp() > 1) all_reduce(y, 0);
     return;
   }
   const BufferRef whole = allocate_whole(Category::workspace);
-  math_->embedding_forward(batch_, weights, *whole);
+  math_->embedding_forward(device_batch_, weights, *whole);
   reduce_scatter(whole, 0);
   math_->copy(*y, *own_tokens(whole));
 }
@@ -117,17 +135,17 @@ void Decoder::forward_head(const WeightTable& weights) {
                input_[static_cast<std::size_t>(layer)], head_.normed);
   math_->logits_forward(weights, head_);
   if (tp() == 1) {
-    loss_sum_ = math_->loss(batch_, head_);
+    math_->loss(device_batch_, head_, step_loss());
     return;
   }
   const auto row_values = [&] { return allocate(Category::workspace, tokens()); };
   const RowStatistics rows{.largest = row_values(), .total = row_values(), .target_logit = row_values()};
   math_->largest_logits(head_, rows);
   all_reduce_exactly(rows.largest, Reduction::maximum, layer);
-  math_->exponentials(batch_, head_, rows);
+  math_->exponentials(device_batch_, head_, rows);
   all_reduce_exactly(rows.total, Reduction::sum, layer);
   all_reduce_exactly(rows.target_logit, Reduction::sum, layer);
-  loss_sum_ = math_->loss(batch_, head_, rows);
+  math_->loss(device_batch_, head_, rows, step_loss());
 }
 
 void Decoder::backward_head(const WeightTable& weights, const GradientTable& gradients) {

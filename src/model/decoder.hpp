@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -57,6 +58,11 @@ struct BlockWorkspace {
   BufferRef inverse_rms;            ///< [Ts]
 };
 
+/// A micro-batch's tokens where the kernels find them.
+struct DeviceBatch {
+  DeviceSpan<const std::int32_t> inputs, targets;
+};
+
 /// The compute of layers, piece by piece between exchanges with other ranks: carried out, or imitated by a
 /// sleep of the same length. `x` is an input, `y` an output, `dy` and `dx` their gradients.
 class LayerMath {
@@ -69,7 +75,7 @@ class LayerMath {
   /// What follows is part of this pass.
   virtual void enter(Pass /*pass*/) {}
 
-  virtual void embedding_forward(const Batch& batch, const WeightTable& weights, const Buffer& y) = 0;
+  virtual void embedding_forward(const DeviceBatch& batch, const WeightTable& weights, const Buffer& y) = 0;
   /// `norm` is a tensor's index.
   virtual void norm_forward(int norm, const WeightTable& weights, const Buffer& x, const Buffer& y) = 0;
   /// From kept.normed1 to kept.attention.
@@ -81,12 +87,15 @@ class LayerMath {
   virtual void mlp_output(int layer, const WeightTable& weights, const BlockActivations& kept,
                           const Buffer& y, kernels::Output output) = 0;
   virtual void logits_forward(const WeightTable& weights, const HeadActivations& kept) = 0;
-  /// Sum of the tokens' losses; logits then hold the gradient of their mean. The vocabulary is whole ...
-  virtual double loss(const Batch& batch, const HeadActivations& kept) = 0;
+  /// Adds the sum of the tokens' losses to `sum`; logits then hold the gradient of their mean. The vocabulary
+  /// is whole ...
+  virtual void loss(const DeviceBatch& batch, const HeadActivations& kept, DeviceSpan<double> sum) = 0;
   /// ... or shared, and rows are combined between these three.
   virtual void largest_logits(const HeadActivations& kept, const RowStatistics& rows) = 0;
-  virtual void exponentials(const Batch& batch, const HeadActivations& kept, const RowStatistics& rows) = 0;
-  virtual double loss(const Batch& batch, const HeadActivations& kept, const RowStatistics& rows) = 0;
+  virtual void exponentials(const DeviceBatch& batch, const HeadActivations& kept,
+                            const RowStatistics& rows) = 0;
+  virtual void loss(const DeviceBatch& batch, const HeadActivations& kept, const RowStatistics& rows,
+                    DeviceSpan<double> sum) = 0;
 
   virtual void head_backward(const WeightTable& weights, const GradientTable& gradients,
                              const HeadActivations& kept, const Buffer& d_normed) = 0;
@@ -100,7 +109,8 @@ class LayerMath {
   virtual void attention_backward(int layer, const WeightTable& weights, const GradientTable& gradients,
                                   const Buffer& dy, const BlockActivations& kept,
                                   const BlockWorkspace& work) = 0;
-  virtual void embedding_backward(const Batch& batch, const GradientTable& gradients, const Buffer& dy) = 0;
+  virtual void embedding_backward(const DeviceBatch& batch, const GradientTable& gradients,
+                                  const Buffer& dy) = 0;
 
   virtual void copy(const Buffer& to, const Buffer& from) = 0;
   virtual void add(const Buffer& to, const Buffer& from) = 0;
@@ -134,6 +144,8 @@ class Decoder {
 
   Decoder(const Settings& settings, Memory& memory, std::unique_ptr<LayerMath> math);
 
+  /// Losses are summed from here on.
+  void begin_step();
   /// Starts a micro-batch whose rows are global sequences `first_sequence` onwards of the optimizer step's
   /// batch.
   void load_batch(std::int64_t step, std::int64_t first_sequence);
@@ -143,8 +155,9 @@ class Decoder {
 
   [[nodiscard]] const ModelDims& dims() const { return settings_.dims; }
   [[nodiscard]] std::int64_t tokens() const { return settings_.micro_batch * settings_.dims.seq; }
-  /// Sum of the last micro-batch's token losses; NaN when compute is only timed.
-  [[nodiscard]] double loss_sum() const { return loss_sum_; }
+  /// Sum of the step's token losses, micro-batch after micro-batch; waits for the device. NaN when compute is
+  /// only timed.
+  [[nodiscard]] double loss_sum() const;
 
  private:
   void enter(int layer, Pass pass);
@@ -181,6 +194,9 @@ class Decoder {
     return allocate(category, stream_tokens() * settings_.dims.hidden);
   }
   BufferRef allocate_whole(Category category) { return allocate(category, tokens() * settings_.dims.hidden); }
+  [[nodiscard]] DeviceSpan<double> step_loss() const {
+    return loss_sum_ ? loss_sum_->span() : DeviceSpan<double>{};
+  }
   BlockActivations allocate_block();
   BlockWorkspace allocate_block_workspace();
 
@@ -188,12 +204,15 @@ class Decoder {
   LocalDims local_;
   Memory& memory_;
   std::unique_ptr<LayerMath> math_;
-  Batch batch_;  ///< tokens counted from the first of this rank's vocabulary, -1 where they are another's
+  /// Tokens counted from the first of this rank's vocabulary, -1 where they are another's.
+  Batch batch_;
+  std::shared_ptr<std::byte> tokens_;  ///< the batch on the device; none when compute is only timed
+  DeviceBatch device_batch_;
   std::vector<BufferRef> input_;  ///< by layer: the residual stream that enters it
   std::vector<BlockActivations> kept_;
   HeadActivations head_;
-  BufferRef d_stream_;  ///< gradient of the residual stream during backward
-  double loss_sum_ = 0.0;
+  BufferRef d_stream_;                            ///< gradient of the residual stream during backward
+  std::optional<DeviceScalar<double>> loss_sum_;  ///< none when compute is only timed
 };
 
 /// Cosines and sines of RoPE's angles, each [seq, head_size/2].

@@ -1,6 +1,4 @@
 // The decoder's arithmetic: each piece of a layer's forward and hand-written backward in terms of kernels.
-#include <limits>
-#include <numeric>
 #include <utility>
 
 #include "src/errors.hpp"
@@ -29,7 +27,7 @@ class RealMath final : public LayerMath {
     kernels_.rope_table(table(tables_.cosines), table(tables_.sines), dims.head_size(), rope_theta);
   }
 
-  void embedding_forward(const Batch& batch, const WeightTable& weights, const Buffer& y) override {
+  void embedding_forward(const DeviceBatch& batch, const WeightTable& weights, const Buffer& y) override {
     kernels_.embedding_forward(stream(y), weights.at(0), batch.inputs);
   }
 
@@ -73,27 +71,28 @@ class RealMath final : public LayerMath {
                             Output::overwrite);
   }
 
-  double loss(const Batch& batch, const HeadActivations& a) override {
+  void loss(const DeviceBatch& batch, const HeadActivations& a, DeviceSpan<double> sum) override {
     kernels_.cross_entropy(a.losses->floats(), logits(a), batch.targets, mean_scale());
-    return sum_of(a.losses);
+    kernels_.add_sum(sum, a.losses->floats());
   }
 
   void largest_logits(const HeadActivations& a, const RowStatistics& rows) override {
     kernels_.row_maximum(rows.largest->floats(), logits(a));
   }
 
-  void exponentials(const Batch& batch, const HeadActivations& a, const RowStatistics& rows) override {
+  void exponentials(const DeviceBatch& batch, const HeadActivations& a, const RowStatistics& rows) override {
     kernels_.row_exponentials(rows.total->floats(), rows.target_logit->floats(), logits(a),
                               rows.largest->floats(), batch.targets);
   }
 
-  double loss(const Batch& batch, const HeadActivations& a, const RowStatistics& rows) override {
+  void loss(const DeviceBatch& batch, const HeadActivations& a, const RowStatistics& rows,
+            DeviceSpan<double> sum) override {
     kernels_.cross_entropy_gradient(a.losses->floats(), logits(a),
                                     {.largest = rows.largest->floats(),
                                      .total = rows.total->floats(),
                                      .target_logit = rows.target_logit->floats()},
                                     batch.targets, mean_scale());
-    return sum_of(a.losses);
+    kernels_.add_sum(sum, a.losses->floats());
   }
 
   void head_backward(const WeightTable& weights, const GradientTable& gradients, const HeadActivations& a,
@@ -106,8 +105,8 @@ class RealMath final : public LayerMath {
   void norm_backward(int norm, const WeightTable& weights, const GradientTable& gradients, const Buffer& dy,
                      const Buffer& x, const Buffer& inverse_rms, const Buffer& dx) override {
     const Matrix d_weight = gradients.at(norm);
-    kernels_.rms_norm_backward(stream(dx), {d_weight.data, static_cast<std::size_t>(d_weight.rows)},
-                               inverse_rms.floats(), stream(dy), stream(x), weights.at(norm), norm_epsilon);
+    kernels_.rms_norm_backward(stream(dx), {d_weight.data, d_weight.rows}, inverse_rms.floats(), stream(dy),
+                               stream(x), weights.at(norm), norm_epsilon);
   }
 
   void mlp_backward(int layer, const WeightTable& weights, const GradientTable& gradients, const Buffer& dy,
@@ -146,7 +145,8 @@ class RealMath final : public LayerMath {
     k.linear_backward_input(d_normed, queries(work.dq), w(TensorRole::wq), Output::accumulate);
   }
 
-  void embedding_backward(const Batch& batch, const GradientTable& gradients, const Buffer& dy) override {
+  void embedding_backward(const DeviceBatch& batch, const GradientTable& gradients,
+                          const Buffer& dy) override {
     kernels_.embedding_backward(gradients.at(0), stream(dy), batch.inputs);
   }
 
@@ -159,8 +159,8 @@ class RealMath final : public LayerMath {
  private:
   /// Rows of the residual stream's width, for all tokens or for this rank's.
   [[nodiscard]] Matrix stream(const Buffer& buffer) const {
-    const std::span<float> values = buffer.floats();
-    return {values.data(), std::ssize(values) / dims_.hidden, dims_.hidden};
+    const DeviceSpan<float> values = buffer.floats();
+    return {values.data(), values.size() / dims_.hidden, dims_.hidden};
   }
   [[nodiscard]] Matrix of_tokens(const BufferRef& buffer, std::int64_t columns) const {
     return {buffer->floats().data(), tokens_, columns};
@@ -182,10 +182,6 @@ class RealMath final : public LayerMath {
     return {buffer.data(), buffer.dtype(), buffer.elements().count(), 1};
   }
   [[nodiscard]] float mean_scale() const { return 1.0F / static_cast<float>(tokens_); }
-  static double sum_of(const BufferRef& losses) {
-    const std::span<float> values = losses->floats();
-    return std::accumulate(values.begin(), values.end(), 0.0);
-  }
 
   ModelDims dims_;
   LocalDims local_;
@@ -206,7 +202,7 @@ class TimedMath final : public LayerMath {
 
   void enter(Pass pass) override { pass_ = pass; }
 
-  void embedding_forward(const Batch&, const WeightTable&, const Buffer&) override { charge(0, 1.0); }
+  void embedding_forward(const DeviceBatch&, const WeightTable&, const Buffer&) override { charge(0, 1.0); }
   void norm_forward(int, const WeightTable&, const Buffer&, const Buffer&) override {}
   void attention_forward(int layer, const WeightTable&, const BlockActivations&) override {
     charge(layer, shares_.attention);
@@ -222,10 +218,10 @@ class TimedMath final : public LayerMath {
     charge(layer, shares_.mlp_output);
   }
   void logits_forward(const WeightTable&, const HeadActivations&) override { charge(head_layer_, 1.0); }
-  double loss(const Batch&, const HeadActivations&) override { return no_loss; }
+  void loss(const DeviceBatch&, const HeadActivations&, DeviceSpan<double>) override {}
   void largest_logits(const HeadActivations&, const RowStatistics&) override {}
-  void exponentials(const Batch&, const HeadActivations&, const RowStatistics&) override {}
-  double loss(const Batch&, const HeadActivations&, const RowStatistics&) override { return no_loss; }
+  void exponentials(const DeviceBatch&, const HeadActivations&, const RowStatistics&) override {}
+  void loss(const DeviceBatch&, const HeadActivations&, const RowStatistics&, DeviceSpan<double>) override {}
 
   void head_backward(const WeightTable&, const GradientTable&, const HeadActivations&,
                      const Buffer&) override {
@@ -241,7 +237,9 @@ class TimedMath final : public LayerMath {
                           const BlockActivations&, const BlockWorkspace&) override {
     charge(layer, shares_.attention + shares_.attention_output);
   }
-  void embedding_backward(const Batch&, const GradientTable&, const Buffer&) override { charge(0, 1.0); }
+  void embedding_backward(const DeviceBatch&, const GradientTable&, const Buffer&) override {
+    charge(0, 1.0);
+  }
 
   void copy(const Buffer&, const Buffer&) override {}
   void add(const Buffer&, const Buffer&) override {}
@@ -252,8 +250,6 @@ class TimedMath final : public LayerMath {
   }
 
  private:
-  static constexpr double no_loss = std::numeric_limits<double>::quiet_NaN();
-
   /// A piece that is that share of the layer's whole pass.
   void charge(int layer, double share) {
     if (pass_ == Pass::recompute) share /= 1.0 - shares_.mlp_output;  // which is not run again

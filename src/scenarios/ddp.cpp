@@ -35,13 +35,11 @@ class Ddp final : public Scenario {
   }
 
   void forward_backward(int step) override {
-    loss_sum_ = 0.0;
     accumulated_.begin_step();
     for (int micro = 0; micro < context_.options.grad_accum; ++micro) {
       context_.decoder.load_batch(step, first_sequence(context_, micro));
       forward(micro);
       backward(micro);
-      loss_sum_ += context_.decoder.loss_sum();
     }
     reductions_.wait();
   }
@@ -50,13 +48,11 @@ class Ddp final : public Scenario {
     context_.recorder.enter(Phase::optimizer, 0);
     // Averaged gradients are the same everywhere, so the norm needs no communication.
     std::optional<TracedCommunicator> none;
-    gradient_squares_ = clip_and_update(context_, state_, none);
+    clip_and_update(context_, state_, none);
   }
 
   ResidentState& state() override { return state_; }
   [[nodiscard]] Replication replication() const override { return Replication::replicated; }
-  [[nodiscard]] double gradient_squares() const override { return gradient_squares_; }
-  [[nodiscard]] double loss_sum() const override { return loss_sum_; }
   [[nodiscard]] ExpectedLedger expected() const override {
     return expected_ddp(context_.options, context_.tensors, std::ssize(buckets_), dp_.size());
   }
@@ -102,8 +98,6 @@ class Ddp final : public Scenario {
   LayerGradients layer_gradients_;
   AccumulatedGradients accumulated_;
   GradientBuckets reductions_;
-  double loss_sum_ = 0.0;
-  double gradient_squares_ = 0.0;
 };
 
 }  // namespace

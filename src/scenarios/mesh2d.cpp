@@ -20,7 +20,7 @@ class Mesh2d final : public Zero3 {
  public:
   explicit Mesh2d(TrainContext& context) : Zero3(context) {
     if (context.mesh.tp > 1 && context.options.sequence_parallel == SequenceParallel::on)
-      tp_.emplace(context.world.communicator(context.mesh.tp_group()), Axis::tp, context.recorder);
+      tp_.emplace(context.backend.communicator(context.mesh.tp_group()), Axis::tp, context.recorder);
   }
 
   [[nodiscard]] ExpectedLedger expected() const override {

@@ -34,19 +34,17 @@ class Zero2 final : public Scenario {
                     1.0 / static_cast<double>(context.options.grad_accum * dp_.reduce.size())) {}
 
   void forward_backward(int step) override {
-    loss_sum_ = 0.0;
     for (int micro = 0; micro < context_.options.grad_accum; ++micro) {
       context_.decoder.load_batch(step, first_sequence(context_, micro));
       forward(micro);
       backward(micro);
       reductions_.wait();
-      loss_sum_ += context_.decoder.loss_sum();
     }
   }
 
   void optimizer_step() override {
     context_.recorder.enter(Phase::optimizer, 0);
-    gradient_squares_ = clip_and_update(context_, state_, clipping_);
+    clip_and_update(context_, state_, clipping_);
     if (context_.options.parameter_gather == ParameterGather::end) {
       parameters_.gather();
       parameters_.wait_all();
@@ -55,8 +53,6 @@ class Zero2 final : public Scenario {
 
   ResidentState& state() override { return state_; }
   [[nodiscard]] Replication replication() const override { return Replication::sharded; }
-  [[nodiscard]] double gradient_squares() const override { return gradient_squares_; }
-  [[nodiscard]] double loss_sum() const override { return loss_sum_; }
   [[nodiscard]] ExpectedLedger expected() const override {
     return expected_zero2(context_.options, context_.tensors, layouts_, dp_.reduce.rank());
   }
@@ -104,8 +100,6 @@ class Zero2 final : public Scenario {
   BucketedParameters parameters_;
   LayerGradients layer_gradients_;
   GradientBuckets reductions_;
-  double loss_sum_ = 0.0;
-  double gradient_squares_ = 0.0;
 };
 
 }  // namespace

@@ -32,25 +32,21 @@ class Zero3 : public Scenario {
                    1.0 / static_cast<double>(context.options.grad_accum * dp_.reduce.size())) {}
 
   void forward_backward(int step) override {
-    loss_sum_ = 0.0;
     for (int micro = 0; micro < context_.options.grad_accum; ++micro) {
       context_.decoder.load_batch(step, first_sequence(context_, micro));
       forward(micro);
       backward(micro);
-      loss_sum_ += context_.decoder.loss_sum();
     }
     finish_gradients();
   }
 
   void optimizer_step() override {
     context_.recorder.enter(Phase::optimizer, 0);
-    gradient_squares_ = clip_and_update(context_, state_, clipping_);
+    clip_and_update(context_, state_, clipping_);
   }
 
   ResidentState& state() override { return state_; }
   [[nodiscard]] Replication replication() const override { return Replication::sharded; }
-  [[nodiscard]] double gradient_squares() const override { return gradient_squares_; }
-  [[nodiscard]] double loss_sum() const override { return loss_sum_; }
   [[nodiscard]] ExpectedLedger expected() const override {
     return expected_zero3(context_.options, context_.tensors, grouping_, layouts_, context_.mesh);
   }
@@ -137,8 +133,6 @@ class Zero3 : public Scenario {
   ResidentState state_;
   GatheredParameters parameters_;
   GradientReducer gradients_;
-  double loss_sum_ = 0.0;
-  double gradient_squares_ = 0.0;
 };
 
 }  // namespace shardbench

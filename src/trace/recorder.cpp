@@ -59,8 +59,8 @@ EventKind kind_of(Collective collective) {
   return EventKind::all_reduce;
 }
 
-Recorder::Recorder(const World& world, MemoryTracker& tracker, TraceLevel level)
-    : world_(world), tracker_(tracker), level_(level) {
+Recorder::Recorder(const World& world, Timeline& timeline, MemoryTracker& tracker, TraceLevel level)
+    : world_(world), timeline_(timeline), tracker_(tracker), level_(level) {
   if (level_ == TraceLevel::events)
     tracker_.observe([this](Category category, Bytes bytes) {
       append(memory_, {step_.step, category, world_.now(), bytes.count()});
@@ -70,14 +70,21 @@ Recorder::Recorder(const World& world, MemoryTracker& tracker, TraceLevel level)
 Recorder::~Recorder() { tracker_.observe({}); }
 
 void Recorder::begin_step(int step, bool warmup) {
-  step_ = StepRecord{.step = step, .warmup = warmup ? 1 : 0, .start_s = now()};
+  timeline_.restart();
+  begin_ = mark();
+  step_ = StepRecord{.step = step, .warmup = warmup ? 1 : 0};
   totals_.clear();
   world_.activity().enter(position("beginning", {}));
 }
 
 StepRecord& Recorder::end_step(std::int64_t tokens) {
   SHARDBENCH_ASSERT(in_flight_.empty());  // a step waits for all that it issued
-  step_.step_s = now() - step_.start_s;
+  const Instant end = mark();
+  timeline_.settle();
+  for (const auto& work : postponed_) work();
+  postponed_.clear();
+  step_.start_s = timeline_.seconds(begin_);
+  step_.step_s = timeline_.seconds(end) - step_.start_s;
   step_.exposed_s =
       step_.exposed_ag_forward_s + step_.exposed_ag_backward_s + step_.exposed_rs_s + step_.exposed_ar_s;
   step_.other_s = step_.step_s - step_.compute_s - step_.exposed_s - step_.optimizer_s;
@@ -108,30 +115,41 @@ Recorder::Interruption::~Interruption() {
 void Recorder::Span::open() {
   if (kind_ == EventKind::compute) recorder_.open_compute_ = this;
   recorder_.world_.activity().enter(recorder_.position(name_of(kind_), subject_));
-  start_s_ = recorder_.now();
+  start_ = recorder_.mark();
 }
 
 void Recorder::Span::close() {
   if (kind_ == EventKind::compute) recorder_.open_compute_ = nullptr;
-  const double end_s = recorder_.now();
-  recorder_.add(kind_, end_s - start_s_);
-  if (recorder_.level_ != TraceLevel::events) return;
+  const Instant end = recorder_.mark();
   Event event;
   event.step = recorder_.step_.step;
   event.micro = recorder_.micro_;
   event.subject = subject_;
   event.phase = recorder_.phase_;
   event.kind = kind_;
-  event.issue_s = start_s_;
-  event.start_s = start_s_;
-  event.end_s = end_s;
-  append(recorder_.events_, event);
+  event.issue_s = start_.issued_s;
+  recorder_.once_settled([&recorder = recorder_, position = recorder_.keep(event),
+                          sum = recorder_.sum_of(kind_), start = start_, end] {
+    const double start_s = recorder.timeline_.seconds(start);
+    const double end_s = recorder.timeline_.seconds(end);
+    if (sum != nullptr) *sum += end_s - start_s;
+    if (!position) return;
+    recorder.events_[*position].start_s = start_s;
+    recorder.events_[*position].end_s = end_s;
+  });
 }
 
-void Recorder::add(EventKind kind, double seconds) {
+/// Where the time of such a span counts.
+double* Recorder::sum_of(EventKind kind) {
   // Copies are neither compute nor communication: they stay in other_s, except within the optimizer.
-  if (kind != EventKind::compute) return;
-  (phase_ == Phase::optimizer ? step_.optimizer_s : step_.compute_s) += seconds;
+  if (kind != EventKind::compute) return nullptr;
+  return phase_ == Phase::optimizer ? &step_.optimizer_s : &step_.compute_s;
+}
+
+std::optional<std::size_t> Recorder::keep(const Event& event) {
+  if (level_ != TraceLevel::events) return std::nullopt;
+  append(events_, event);
+  return events_.size() - 1;
 }
 
 std::size_t Recorder::collective_issued(Subject subject, const CollectiveFacts& facts, double issue_s) {
@@ -151,8 +169,7 @@ std::size_t Recorder::collective_issued(Subject subject, const CollectiveFacts& 
   event.is_collective = true;
   event.facts = facts;
   event.issue_s = issue_s;
-  in_flight_.emplace(next_id_, InFlightEvent{event, events_.size()});
-  if (level_ == TraceLevel::events) append(events_, event);
+  in_flight_.emplace(next_id_, InFlightEvent{event, keep(event)});
   return next_id_++;
 }
 
@@ -177,28 +194,31 @@ void Recorder::collective_waited_for(std::size_t id) {
 void Recorder::collective_done(std::size_t id, const CompletedWait& times) {
   auto node = in_flight_.extract(id);
   SHARDBENCH_ASSERT(!node.empty());
-  Event event = node.mapped().event;
-  event.start_s = times.start_s;
-  event.end_s = times.end_s;
-  event.wait_s = times.wait_end_s - times.wait_start_s;
-  add_exposed(event, event.wait_s);
-  if (level_ != TraceLevel::events) return;
-  events_[node.mapped().position] = event;
-
-  event.phase = phase_;
-  event.micro = micro_;
-  event.kind = EventKind::wait;
-  event.stream = Stream::compute;
-  event.facts.sent_bytes = 0;
-  event.issue_s = times.wait_start_s;
-  event.start_s = times.wait_start_s;
-  event.end_s = times.wait_end_s;
-  event.wait_s = 0.0;
-  append(events_, event);
+  const auto& [collective, position] = node.mapped();
+  Event wait = collective;
+  wait.phase = phase_;
+  wait.micro = micro_;
+  wait.kind = EventKind::wait;
+  wait.stream = Stream::compute;
+  wait.facts.sent_bytes = 0;
+  wait.issue_s = times.wait_start.issued_s;
+  once_settled([this, facts = collective.facts, phase = collective.phase, position = position,
+                wait_position = keep(wait), times] {
+    const double begin_s = timeline_.seconds(times.wait_start);
+    const double end_s = timeline_.seconds(times.wait_end);
+    add_exposed(facts.collective, phase, end_s - begin_s);
+    if (!position) return;
+    Event& done = events_[*position];
+    done.start_s = timeline_.seconds(times.start);
+    done.end_s = timeline_.seconds(times.end);
+    done.wait_s = end_s - begin_s;
+    events_[*wait_position].start_s = begin_s;
+    events_[*wait_position].end_s = end_s;
+  });
 }
 
-void Recorder::add_exposed(const Event& event, double seconds) {
-  switch (event.facts.collective) {
+void Recorder::add_exposed(Collective collective, Phase phase, double seconds) {
+  switch (collective) {
     case Collective::all_reduce:
       step_.exposed_ar_s += seconds;
       break;
@@ -206,7 +226,7 @@ void Recorder::add_exposed(const Event& event, double seconds) {
       step_.exposed_rs_s += seconds;
       break;
     case Collective::all_gather:
-      (event.phase == Phase::backward ? step_.exposed_ag_backward_s : step_.exposed_ag_forward_s) += seconds;
+      (phase == Phase::backward ? step_.exposed_ag_backward_s : step_.exposed_ag_forward_s) += seconds;
       break;
   }
 }

@@ -3,13 +3,16 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
 #include <string_view>
 #include <tuple>
 #include <vector>
 
 #include "src/comm/world.hpp"
 #include "src/device/buffer.hpp"
+#include "src/device/timeline.hpp"
 #include "src/units.hpp"
 
 namespace shardbench {
@@ -24,7 +27,6 @@ enum class EventKind : std::uint8_t {
   copy_out,
   wait
 };
-enum class Stream : std::uint8_t { compute, comm };
 enum class Axis : std::uint8_t { none, world, dp, tp };
 std::string_view name_of(Phase phase);
 std::string_view name_of(EventKind kind);
@@ -107,19 +109,21 @@ using StepTotals = std::map<CollectiveKey, CollectiveTotals>;
 
 class Recorder {
  public:
-  /// Listens to `tracker` for the memory trace; both outlive the recorder.
-  Recorder(const World& world, MemoryTracker& tracker, TraceLevel level);
+  /// Listens to `tracker` for the memory trace; all three outlive the recorder.
+  Recorder(const World& world, Timeline& timeline, MemoryTracker& tracker, TraceLevel level);
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
   ~Recorder();
 
   void begin_step(int step, bool warmup);
-  /// Closes the step; `tokens` this rank trained.
+  /// Closes the step when the device has finished it; `tokens` this rank trained.
   StepRecord& end_step(std::int64_t tokens);
   /// Position of what follows.
   void enter(Phase phase, int micro);
   [[nodiscard]] Phase phase() const { return phase_; }
   [[nodiscard]] double now() const { return world_.now(); }
+  /// How far the compute stream has been asked to go.
+  [[nodiscard]] Instant mark() { return timeline_.mark(Stream::compute); }
 
   /// A stretch of the compute stream, from construction to destruction.
   class Span {
@@ -137,7 +141,7 @@ class Recorder {
     Recorder& recorder_;
     EventKind kind_;
     Subject subject_;
-    double start_s_ = 0.0;
+    Instant start_;
   };
   /// Communication in the middle of a layer's compute: the open compute span ends where this begins, and a
   /// further one of the same subject begins where it ends. Nothing happens where no compute is recorded.
@@ -160,10 +164,10 @@ class Recorder {
   /// A collective goes to its stream; returns its event's id for `collective_done`.
   std::size_t collective_issued(Subject subject, const CollectiveFacts& facts, double issue_s);
   struct CompletedWait {
-    double wait_start_s;  ///< when compute began to wait
-    double wait_end_s;
-    double start_s;  ///< of the collective
-    double end_s;
+    Instant wait_start;  ///< when compute began to wait
+    Instant wait_end;
+    Instant start;  ///< of the collective
+    Instant end;
   };
   /// Compute stands still for that collective from now on.
   void collective_waited_for(std::size_t id);
@@ -187,19 +191,33 @@ class Recorder {
  private:
   struct InFlightEvent {
     Event event;
-    std::size_t position = 0;  ///< in events_
+    std::optional<std::size_t> position;  ///< in events_
   };
 
   [[nodiscard]] Position position(std::string_view operation, Subject subject) const;
-  void add(EventKind kind, double seconds);
-  void add_exposed(const Event& event, double seconds);
+  [[nodiscard]] double* sum_of(EventKind kind);
+  /// Appends the event where events are kept; its place there.
+  std::optional<std::size_t> keep(const Event& event);
+  /// Does what needs instants' seconds: at once, or else when the step is over.
+  template <class Work>
+  void once_settled(Work work) {
+    if (timeline_.is_immediate()) {
+      work();
+    } else {
+      postponed_.emplace_back(std::move(work));
+    }
+  }
+  void add_exposed(Collective collective, Phase phase, double seconds);
 
   const World& world_;
+  Timeline& timeline_;
   MemoryTracker& tracker_;
   TraceLevel level_;
   Phase phase_ = Phase::forward;
   int micro_ = 0;
   StepRecord step_;
+  Instant begin_;  ///< of the step
+  std::vector<std::function<void()>> postponed_;
   StepTotals totals_;
   bool rehearsal_ = false;
   Span* open_compute_ = nullptr;

@@ -17,6 +17,7 @@ struct RankRow {
   std::int32_t tp_index = 0;
   std::int32_t pid = 0;
   std::int32_t threads = 0;
+  std::string device = "cpu";
   Placement placement;
 };
 

@@ -694,7 +694,7 @@ void TraceFile::append(std::span<const RankRow> rows) {
                          r.threads,
                          r.placement.allowed_cpus,
                          Text<128>(r.placement.affinity),
-                         Text<64>("cpu")};
+                         Text<64>(r.device)};
     }));
   });
 }

@@ -79,6 +79,18 @@ float rounded_to_bf16(float value) {
   return static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(mantissa, digits)), exponent - digits));
 }
 
+/// Elements of either storage type, on the host.
+std::vector<float> values_of(Device& device, const kernels::TypedView& view) {
+  if (view.dtype == DType::fp32)
+    return read_values<float>(device, {reinterpret_cast<const float*>(view.data), view.elements()});
+  const auto stored = read_values<bodies::BFloat16>(
+      device, {reinterpret_cast<const bodies::BFloat16*>(view.data), view.elements()});
+  std::vector<float> values(stored.size());
+  std::transform(stored.begin(), stored.end(), values.begin(),
+                 [](bodies::BFloat16 value) { return bodies::widen(value); });
+  return values;
+}
+
 struct Deviation {
   double excess = 0.0;  ///< error / allowed error
   std::int64_t tensor = -1;
@@ -91,8 +103,8 @@ struct Deviation {
 /// What is compared with the reference, and how.
 struct Comparison {
   std::string what;
-  /// Element of an owned range.
-  std::function<double(std::size_t owned, std::int64_t element)> found;
+  /// The elements of an owned range.
+  std::function<std::vector<float>(std::size_t owned)> found;
   /// Element of a declared tensor: errors are relative to the distance from here.
   std::function<double(const TensorInfo& tensor, std::int64_t element)> origin;
   /// On rank 0: by tensor, the root mean square error allowed for a distance of this root mean square.
@@ -109,14 +121,14 @@ class ReferenceCheck::Reference {
         tensors_(declare_tensors(context.dims())),
         micro_batches_(context.options.grad_accum * context.mesh.dp),
         bf16_tolerance_(bf16_tolerance(context)),
-        decoder_(
-            {.dims = context.dims(),
-             .micro_batch = context.options.micro_batch,
-             .seed = context.options.seed,
-             .backing = Backing::memory},
-            memory_,
-            make_real_math(context.dims(), local_dims(context.dims(), 1, 0), context.options.micro_batch,
-                           allocate_rope_tables(context.dims(), memory_, Backing::memory), context.kernels)),
+        kernels_(make_kernels(context)),
+        decoder_({.dims = context.dims(),
+                  .micro_batch = context.options.micro_batch,
+                  .seed = context.options.seed,
+                  .backing = Backing::memory},
+                 memory_,
+                 make_real_math(context.dims(), local_dims(context.dims(), 1, 0), context.options.micro_batch,
+                                allocate_rope_tables(context.dims(), memory_, Backing::memory), *kernels_)),
         weights_(tensors_.size()),
         gradient_views_(tensors_.size()) {
     for (const TensorInfo& tensor : tensors_) {
@@ -208,6 +220,14 @@ class ReferenceCheck::Reference {
   std::vector<std::vector<float>> gradients;
 
  private:
+  std::unique_ptr<kernels::Kernels> make_kernels(const TrainContext& context) {
+    const auto needs = scratch_needs(options_, thread_count(options_, context.world.placement()));
+    scratch_ =
+        memory_.allocate(Category::workspace, DType::fp32, Elements(kernels::openmp_scratch_elements(needs)));
+    return kernels::make_openmp_kernels(needs, scratch_->floats(),
+                                        [&world = context.world] { world.poll(); });
+  }
+
   [[nodiscard]] double clip_factor() const {
     if (options_.clip == 0.0) return 1.0;
     double squares = 0.0;
@@ -232,7 +252,9 @@ class ReferenceCheck::Reference {
   std::vector<TensorInfo> tensors_;
   std::int64_t micro_batches_;
   double bf16_tolerance_;
-  Memory memory_;  // its own: the reference is not part of what the run holds
+  Memory memory_;  // its own, on the host: the reference is not part of what the run holds
+  BufferRef scratch_;
+  std::unique_ptr<kernels::Kernels> kernels_;
   Decoder decoder_;
   std::vector<BufferRef> stored_;
   WeightTable weights_;
@@ -298,10 +320,11 @@ std::optional<std::string> compare(const TrainContext& context, const std::vecto
       const Slice& slice = owned[range];
       if (slice.tensor != tensor.index) continue;
       if (counts) sums[3 * t + 2] += static_cast<double>(slice.count);
+      const std::vector<float> values = comparison.found(range);
       for (std::int64_t i = 0; i < slice.count; ++i) {
         const std::int64_t element = context.tensors[t].declared_element(slice.begin + i);
         const auto e = static_cast<double>(expected[static_cast<std::size_t>(element)]);
-        const double found = comparison.found(range, i);
+        const auto found = static_cast<double>(values[static_cast<std::size_t>(i)]);
         const double distance = e - comparison.origin(tensor, element);
         const double error = std::abs(found - e);
         sums[3 * t] += error * error;
@@ -351,14 +374,15 @@ std::optional<std::string> compare(const TrainContext& context, const std::vecto
 std::optional<std::string> compare_parameters(const TrainContext& context, ResidentState& state) {
   if (context.options.param_dtype != DType::bf16) return std::nullopt;
   ControlChannel& control = context.world.control();
-  const auto* parameters = reinterpret_cast<const bodies::BFloat16*>(state.parameters()->data());
+  Device& device = *context.memory.device();
   Deviation first;
   for (std::size_t range = 0; range < state.owned().size() && first.tensor < 0; ++range) {
     const Slice& slice = state.owned()[range];
-    const std::span<const float> masters = state.masters(range);
-    const bodies::BFloat16* stored = parameters + state.residence().parameters.owned_at[range];
+    const std::vector<float> masters = read_values<float>(device, state.masters(range));
+    const std::vector<float> stored = values_of(
+        device, view(*state.parameters(), state.residence().parameters.owned_at[range], slice.count));
     for (std::int64_t i = 0; i < slice.count && first.tensor < 0; ++i) {
-      const float found = bodies::widen(stored[i]);
+      const float found = stored[static_cast<std::size_t>(i)];
       const float expected = rounded_to_bf16(masters[static_cast<std::size_t>(i)]);
       if (found == expected) continue;
       const TensorInfo& tensor = context.tensors[static_cast<std::size_t>(slice.tensor)];
@@ -390,17 +414,13 @@ ReferenceCheck::~ReferenceCheck() = default;
 std::optional<std::string> ReferenceCheck::compare_step(int step, Scenario& scenario) {
   if (reference_) reference_->compute_gradients(step);
   const ResidentState& state = scenario.state();
-  const auto value_at = [&state](std::size_t owned, std::int64_t i) {
-    const kernels::TypedView gradient = state.gradient(owned);
-    return static_cast<double>(
-        gradient.dtype == DType::fp32
-            ? reinterpret_cast<const float*>(gradient.data)[i]
-            : bodies::widen(reinterpret_cast<const bodies::BFloat16*>(gradient.data)[i]));
+  const auto values = [&](std::size_t owned) {
+    return values_of(*context_.memory.device(), state.gradient(owned));
   };
   auto failure =
       compare(context_, state.owned(), scenario.replication(), reference_ ? &reference_->gradients : nullptr,
               {.what = fmt::format("step {}: the gradient", step),
-               .found = value_at,
+               .found = values,
                .origin = [](const TensorInfo&, std::int64_t) { return 0.0; },
                .allowed =
                    [&](std::size_t tensor, double distance) {
@@ -414,8 +434,8 @@ std::optional<std::string> ReferenceCheck::compare_step(int step, Scenario& scen
 
 std::optional<std::string> ReferenceCheck::compare_masters(Scenario& scenario) {
   const ResidentState& state = scenario.state();
-  const auto value_at = [&state](std::size_t owned, std::int64_t i) {
-    return static_cast<double>(state.masters(owned)[static_cast<std::size_t>(i)]);
+  const auto values = [&](std::size_t owned) {
+    return read_values<float>(*context_.memory.device(), state.masters(owned));
   };
   const auto initial = [this](const TensorInfo& tensor, std::int64_t element) {
     return static_cast<double>(initial_value(context_.options.seed, tensor, element));
@@ -423,7 +443,7 @@ std::optional<std::string> ReferenceCheck::compare_masters(Scenario& scenario) {
   auto failure =
       compare(context_, state.owned(), scenario.replication(), reference_ ? &reference_->masters : nullptr,
               {.what = "the final master",
-               .found = value_at,
+               .found = values,
                .origin = initial,
                .allowed = [&](std::size_t tensor, double distance) {
                  const double part = std::min(loosest_master, master_tolerance_ * growth(last_step_));

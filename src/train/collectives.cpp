@@ -26,12 +26,11 @@ InFlight TracedCommunicator::start(Collective collective, BufferRef buffer, Subj
 
 void InFlight::wait() {
   recorder_->collective_waited_for(event_);
-  const double begin = recorder_->now();
+  const Instant begin = recorder_->mark();
   pending_->wait();
-  const double end = recorder_->now();
+  const Instant end = recorder_->mark();
   recorder_->collective_done(
-      event_,
-      {.wait_start_s = begin, .wait_end_s = end, .start_s = pending_->start_s(), .end_s = pending_->end_s()});
+      event_, {.wait_start = begin, .wait_end = end, .start = pending_->began(), .end = pending_->ended()});
   pending_.reset();
 }
 

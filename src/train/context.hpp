@@ -3,10 +3,10 @@
 
 #include <functional>
 
-#include "kernels/kernels.hpp"
 #include "src/model/decoder.hpp"
 #include "src/options.hpp"
 #include "src/shard/mesh.hpp"
+#include "src/train/backend.hpp"
 #include "src/train/collectives.hpp"
 #include "src/train/modelled_copies.hpp"
 
@@ -23,6 +23,7 @@ struct TrainContext {
   World& world;
   Memory& memory;
   Recorder& recorder;
+  Backend& backend;
   kernels::Kernels& kernels;
   Decoder& decoder;
   ModelledCopies& copies;

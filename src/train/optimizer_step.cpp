@@ -1,7 +1,5 @@
 #include "src/train/optimizer_step.hpp"
 
-#include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "src/comm/nodes.hpp"
@@ -9,39 +7,43 @@
 namespace shardbench {
 namespace {
 
-double global_squares(TrainContext& context, double local, TracedCommunicator& world) {
+/// Sums the squares of all ranks, in fp32.
+void add_up_squares(TrainContext& context, ResidentState& state, TracedCommunicator& world) {
   const BufferRef value =
       context.memory.allocate(Category::reduce_buffers, DType::fp32, Elements(1), context.message);
-  if (value->holds_values()) value->floats()[0] = static_cast<float>(local);
+  if (state.computes()) {
+    context.kernels.narrow(value->floats(), state.clipping().squares.span());
+  } else if (value->holds_values()) {
+    context.kernels.fill_zero(view(*value, 0, 1));
+  }
   InFlight reduction = world.start(Collective::all_reduce, value, {});
   reduction.wait();
-  return value->holds_values() ? static_cast<double>(value->floats()[0]) : local;
+  if (state.computes()) context.kernels.widen(state.clipping().of_all.span(), value->floats());
+}
+
+void clip(TrainContext& context, ResidentState& state, std::optional<TracedCommunicator>& world) {
+  if (world) add_up_squares(context, state, *world);
+  if (!state.computes()) return;
+  ResidentState::Clipping& c = state.clipping();
+  context.kernels.clip_factor(c.factor.span(), (world ? c.of_all : c.squares).span(), context.options.clip);
 }
 
 std::shared_ptr<Communicator> all_ranks(TrainContext& context) {
   std::vector<int> members(static_cast<std::size_t>(context.world.size()));
   std::iota(members.begin(), members.end(), 0);
-  return context.world.communicator(members);
+  return context.backend.communicator(members);
 }
 
 }  // namespace
 
-double clip_and_update(TrainContext& context, ResidentState& state,
-                       std::optional<TracedCommunicator>& world) {
-  double local = 0.0;
+void clip_and_update(TrainContext& context, ResidentState& state, std::optional<TracedCommunicator>& world) {
   {
     const auto span = context.recorder.compute({});
-    local = state.gradient_squares();
+    state.square_gradients();
   }
-  double factor = 1.0;
-  if (context.options.clip > 0.0) {
-    const double squares = world ? global_squares(context, local, *world) : local;
-    const double bound = context.options.clip / (std::sqrt(squares) + 1e-6);
-    factor = bound < 1.0 ? bound : 1.0;
-  }
+  if (context.options.clip > 0.0) clip(context, state, world);
   const auto span = context.recorder.compute({});
-  state.update(factor);
-  return local;
+  state.update();
 }
 
 std::optional<TracedCommunicator> make_clipping_communicator(TrainContext& context) {
@@ -62,9 +64,9 @@ void check_groups(const Options& options, const World& world) {
 
 DataParallelCommunicators make_data_parallel_communicators(TrainContext& context) {
   const std::vector<int> group = context.mesh.dp_group();
-  const std::shared_ptr<Communicator> first = context.world.communicator(group);
+  const std::shared_ptr<Communicator> first = context.backend.communicator(group);
   const std::shared_ptr<Communicator> second =
-      context.options.communicators == 2 ? context.world.communicator(group) : first;
+      context.options.communicators == 2 ? context.backend.communicator(group) : first;
   return {.gather = TracedCommunicator(first, Axis::dp, context.recorder),
           .reduce = TracedCommunicator(second, Axis::dp, context.recorder)};
 }

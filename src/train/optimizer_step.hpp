@@ -8,9 +8,7 @@
 namespace shardbench {
 
 /// Clips by the global norm over `world` (empty: this rank's gradients are already global) and updates.
-/// Returns the sum of squares of this rank's gradients before clipping. Factor min(1, C/(norm + 1e-6)), as
-/// torch.nn.utils has it; without a finite norm gradients are left alone.
-double clip_and_update(TrainContext& context, ResidentState& state, std::optional<TracedCommunicator>& world);
+void clip_and_update(TrainContext& context, ResidentState& state, std::optional<TracedCommunicator>& world);
 
 /// The world communicator that clip_and_update needs when gradients are sharded; none without clipping.
 std::optional<TracedCommunicator> make_clipping_communicator(TrainContext& context);

@@ -44,7 +44,8 @@ std::string plan_json(Options options, const ScenarioDefinition& definition) {
                                       .ranks_per_node = options.ranks_per_node},
                                      memory);
   check_groups(options, *world);
-  RankSetup setup(options, definition, *world, memory, Purpose::plan);
+  const auto backend = make_host_backend(options, *world, memory, Purpose::plan);
+  RankSetup setup(options, definition, *world, memory, *backend, Purpose::plan);
   setup.recorder().clear();  // the memory that set-up took is in the totals below
   setup.step(0, false);
 

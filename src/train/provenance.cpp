@@ -87,6 +87,8 @@ void describe_run(TraceFile& file, const RunDescription& run) {
   const nlohmann::json effective = nlohmann::json::parse(options_json(options));
   const ModelDims& d = options.dims;
   describe_program(file, run.scenario, world, run.command_line);
+  file.set("backend", run.backend.name());
+  file.set("nccl_version", run.backend.nccl_version());
   file.set("dp", options.dp);
   file.set("tp", options.tp);
   file.set("psi", parameter_count(d).count());

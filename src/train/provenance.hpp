@@ -6,6 +6,7 @@
 
 #include "src/options.hpp"
 #include "src/trace/trace_file.hpp"
+#include "src/train/backend.hpp"
 
 namespace shardbench {
 
@@ -13,6 +14,7 @@ struct RunDescription {
   std::string scenario;
   const Options& options;
   const World& world;
+  const Backend& backend;
   std::string command_line;
 };
 

@@ -7,21 +7,6 @@
 namespace shardbench {
 namespace {
 
-kernels::ScratchNeeds scratch_needs(const Options& options, int threads) {
-  return {.longest_sequence = options.dims.seq,
-          .widest_weight_row = std::max(options.dims.hidden, options.dims.ffn),
-          .threads = threads};
-}
-
-/// Tracked scratch for kernels that compute; accounted for alike in a plan, absent when compute is only
-/// timed.
-BufferRef allocate_scratch(const Options& options, int threads, Memory& memory, Purpose purpose) {
-  if (options.compute == Compute::timed) return nullptr;
-  return memory.allocate(Category::workspace, DType::fp32,
-                         Elements(kernels::openmp_scratch_elements(scratch_needs(options, threads))),
-                         purpose == Purpose::run ? Backing::memory : Backing::none);
-}
-
 Backing message_backing(const Options& options, Purpose purpose) {
   if (purpose == Purpose::plan) return Backing::none;
   return options.payload == Payload::phantom ? Backing::aliased : Backing::memory;
@@ -29,15 +14,11 @@ Backing message_backing(const Options& options, Purpose purpose) {
 
 }  // namespace
 
-int thread_count(const Options& options, const Placement& placement) {
-  if (options.threads > 0) return options.threads;
-  return std::max(1, placement.machine_cpus / placement.machine_ranks);
-}
-
 RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definition, World& world,
-                     Memory& memory, Purpose purpose)
+                     Memory& memory, Backend& backend, Purpose purpose)
     : options_(options),
       world_(world),
+      backend_(backend),
       memory_(memory),
       threads_(thread_count(options, world.placement())),
       mesh_(make_mesh(world.size(), options.tp, world.rank())),
@@ -45,16 +26,12 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
       times_(compute_times(options, mesh_, world.hardware())),
       copies_(world),
       tensors_(tensor_parallel_part(declare_tensors(options.dims), mesh_.tp, mesh_.tp_index)),
-      scratch_(allocate_scratch(options, threads_, memory, purpose)),
       rope_tables_(options.compute == Compute::real
                        ? allocate_rope_tables(options.dims, memory,
                                               purpose == Purpose::run ? Backing::memory : Backing::none)
                        : RopeTables{}),
-      kernels_(kernels::make_openmp_kernels(
-          scratch_needs(options, threads_),
-          scratch_ && scratch_->holds_values() ? scratch_->floats() : std::span<float>{},
-          [&world] { world.poll(); })),
-      recorder_(world, memory.tracker(), purpose == Purpose::plan ? TraceLevel::events : options.trace),
+      recorder_(world, backend.timeline(), memory.tracker(),
+                purpose == Purpose::plan ? TraceLevel::events : options.trace),
       tensor_parallel_(make_tensor_parallel_group()),
       decoder_(make_decoder(purpose)) {
   const bool timed = options.compute == Compute::timed;
@@ -65,7 +42,8 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
                    .world = world_,
                    .memory = memory_,
                    .recorder = recorder_,
-                   .kernels = *kernels_,
+                   .backend = backend_,
+                   .kernels = backend_.kernels(),
                    .decoder = *decoder_,
                    .copies = copies_,
                    .mesh = mesh_,
@@ -82,8 +60,8 @@ RankSetup::RankSetup(const Options& options, const ScenarioDefinition& definitio
 std::unique_ptr<TracedTensorParallelGroup> RankSetup::make_tensor_parallel_group() {
   if (mesh_.tp == 1) return nullptr;
   return std::make_unique<TracedTensorParallelGroup>(
-      TracedCommunicator(world_.communicator(mesh_.tp_group()), Axis::tp, recorder_), recorder_, memory_,
-      *kernels_, copies_, options_.param_dtype, message_);
+      TracedCommunicator(backend_.communicator(mesh_.tp_group()), Axis::tp, recorder_), recorder_, memory_,
+      backend_.kernels(), copies_, options_.param_dtype, message_);
 }
 
 std::unique_ptr<Decoder> RankSetup::make_decoder(Purpose purpose) {
@@ -103,7 +81,7 @@ std::unique_ptr<Decoder> RankSetup::make_decoder(Purpose purpose) {
     settings.on_pass = [=, this](int layer, Pass pass) { imitate(seconds(layer, pass)); };
     return std::make_unique<Decoder>(settings, memory_,
                                      make_real_math(dims, local_dims(dims, mesh_.tp, mesh_.tp_index),
-                                                    options_.micro_batch, rope_tables_, *kernels_));
+                                                    options_.micro_batch, rope_tables_, backend_.kernels()));
   }
   return std::make_unique<Decoder>(settings, memory_,
                                    make_timed_math(dims, seconds, [this](double s) { imitate(s); }));
@@ -116,6 +94,7 @@ double RankSetup::shortest_block_s() const {
 void RankSetup::step(int index, bool warmup) {
   slowdown_ = slowdown(options_.jitter, options_.seed, world_.rank(), index);
   recorder_.begin_step(index, warmup);
+  decoder_->begin_step();
   scenario_->forward_backward(index);
   if (!warmup && !held_is_known_) {
     held_is_known_ = true;
@@ -127,8 +106,8 @@ void RankSetup::step(int index, bool warmup) {
   scenario_->optimizer_step();
   const bool counts_tokens = mesh_.tp_index == 0;  // the others train the same ones
   StepRecord& record = recorder_.end_step(counts_tokens ? decoder_->tokens() * options_.grad_accum : 0);
-  record.loss = counts_tokens ? scenario_->loss_sum() : 0.0;  // made global when the window is over
-  record.grad_norm = scenario_->gradient_squares();
+  record.loss = counts_tokens ? decoder_->loss_sum() : 0.0;  // made global when the window is over
+  record.grad_norm = scenario_->state().gradient_squares();
 }
 
 void RankSetup::rehearse(int index) {

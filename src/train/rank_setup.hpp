@@ -1,4 +1,4 @@
-// Builds what one rank trains with, in the order of dependence: kernels, decoder, recorder, scenario.
+// Builds what one rank trains with, in the order of dependence: recorder, decoder, scenario.
 #pragma once
 
 #include <memory>
@@ -13,13 +13,10 @@
 
 namespace shardbench {
 
-/// Whether the rank really trains or only plans.
-enum class Purpose { run, plan };
-
 class RankSetup {
  public:
   RankSetup(const Options& options, const ScenarioDefinition& definition, World& world, Memory& memory,
-            Purpose purpose);
+            Backend& backend, Purpose purpose);
 
   [[nodiscard]] const TrainContext& context() const { return *context_; }
   [[nodiscard]] Recorder& recorder() { return recorder_; }
@@ -48,6 +45,7 @@ class RankSetup {
 
   const Options& options_;
   World& world_;
+  Backend& backend_;
   Memory& memory_;
   int threads_;
   Mesh mesh_;
@@ -56,9 +54,7 @@ class RankSetup {
   double slowdown_ = 1.0;  ///< by --jitter, in this step
   ModelledCopies copies_;
   std::vector<TensorInfo> tensors_;
-  BufferRef scratch_;
   RopeTables rope_tables_;
-  std::unique_ptr<kernels::Kernels> kernels_;
   Recorder recorder_;
   std::unique_ptr<TracedTensorParallelGroup> tensor_parallel_;  ///< null where tp is 1
   std::unique_ptr<Decoder> decoder_;
@@ -67,9 +63,5 @@ class RankSetup {
   StaticBytes held_;
   bool held_is_known_ = false;
 };
-
-/// OpenMP threads per rank: --threads, else the CPUs that the ranks of a machine share out evenly, at least
-/// one.
-int thread_count(const Options& options, const Placement& placement);
 
 }  // namespace shardbench

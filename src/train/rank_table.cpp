@@ -19,7 +19,8 @@ void write_ranks(TraceFile* file, World& world, const RankSeat& seat) {
                               {"pid", static_cast<int>(getpid())},
                               {"dp_index", seat.dp_index},
                               {"tp_index", seat.tp_index},
-                              {"threads", seat.threads}};
+                              {"threads", seat.threads},
+                              {"device", seat.device}};
   bool oversubscribed = false;
   Collector(world.control()).for_each_rank_json(own, [&](int rank, const nlohmann::json& json) {
     const int threads = json["threads"];
@@ -30,6 +31,7 @@ void write_ranks(TraceFile* file, World& world, const RankSeat& seat) {
                       .tp_index = json["tp_index"],
                       .pid = json["pid"],
                       .threads = threads,
+                      .device = json["device"],
                       .placement = {.host = json["host"],
                                     .local_rank = json["local_rank"],
                                     .allowed_cpus = json["allowed_cpus"],

@@ -11,6 +11,7 @@ struct RankSeat {
   int dp_index = 0;
   int tp_index = 0;
   int threads = 1;
+  std::string device = "cpu";
 };
 
 /// Collective: appends one row of `ranks` for each rank and sets the attribute `oversubscribed`. `file` is

@@ -1,5 +1,6 @@
 #include "src/train/resident_state.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -7,8 +8,7 @@
 
 namespace shardbench {
 
-bodies::AdamW adamw_constants(const AdamWSettings& s, const TensorInfo& tensor, std::int64_t update,
-                              double gradient_factor) {
+bodies::AdamW adamw_constants(const AdamWSettings& s, const TensorInfo& tensor, std::int64_t update) {
   const auto t = static_cast<double>(update);
   return {.learning_rate = s.learning_rate,
           .beta1 = static_cast<float>(s.beta1),
@@ -16,8 +16,7 @@ bodies::AdamW adamw_constants(const AdamWSettings& s, const TensorInfo& tensor, 
           .epsilon = s.epsilon,
           .weight_decay = tensor.is_norm() ? 0.0F : s.weight_decay,
           .inverse_correction1 = static_cast<float>(1.0 / (1.0 - std::pow(s.beta1, t))),
-          .inverse_correction2 = static_cast<float>(1.0 / (1.0 - std::pow(s.beta2, t))),
-          .gradient_factor = static_cast<float>(gradient_factor)};
+          .inverse_correction2 = static_cast<float>(1.0 / (1.0 - std::pow(s.beta2, t)))};
 }
 
 ResidentState::ResidentState(TrainContext& context, Residence residence)
@@ -34,6 +33,8 @@ ResidentState::ResidentState(TrainContext& context, Residence residence)
   moment1_ = allocate(Category::optimizer, DType::fp32, owned_size_);
   moment2_ = allocate(Category::optimizer, DType::fp32, owned_size_);
   if (holds_values()) initialise();
+  const std::shared_ptr<Device>& device = context.memory.device();
+  if (computes()) clipping_.emplace(Clipping{{device, 0.0}, {device, 0.0}, {device, 1.0F}});
 }
 
 void ResidentState::initialise() {
@@ -42,23 +43,29 @@ void ResidentState::initialise() {
     k.fill_zero(view(*buffer, 0, buffer->elements().count()));
   if (accumulator_) k.fill_zero(view(*accumulator_, 0, accumulator_->elements().count()));
 
-  std::vector<float> values;
+  Device& device = *context_.memory.device();
   for (const Slice& slice : residence_.parameters.held) {
-    const TensorInfo& tensor = context_.tensors[static_cast<std::size_t>(slice.tensor)];
-    values.resize(static_cast<std::size_t>(slice.count));
-    for (std::int64_t i = 0; i < slice.count; ++i)
-      values[static_cast<std::size_t>(i)] = initial_value(context_.options.seed, tensor, slice.begin + i);
-    k.scaled_copy(view(*parameters_, slice.offset, slice.count),
-                  {reinterpret_cast<std::byte*>(values.data()), DType::fp32, slice.count}, 1.0F);
+    const std::vector<float> values = initial_values(slice);
+    const auto parameters = view(*parameters_, slice.offset, slice.count);
+    if (parameters.dtype == DType::fp32) {
+      device.write(parameters.data, std::as_bytes(std::span(values)));
+    } else {
+      std::vector<bodies::BFloat16> rounded(values.size());
+      std::transform(values.begin(), values.end(), rounded.begin(), bodies::narrow<bodies::BFloat16>);
+      device.write(parameters.data, std::as_bytes(std::span(rounded)));
+    }
   }
   if (!masters_) return;
-  for (std::size_t i = 0; i < owned().size(); ++i) {
-    const Slice& slice = owned()[i];
-    const TensorInfo& tensor = context_.tensors[static_cast<std::size_t>(slice.tensor)];
-    const std::span<float> master = masters(i);
-    for (std::int64_t e = 0; e < slice.count; ++e)
-      master[static_cast<std::size_t>(e)] = initial_value(context_.options.seed, tensor, slice.begin + e);
-  }
+  for (std::size_t i = 0; i < owned().size(); ++i)
+    write_values<float>(device, masters(i), initial_values(owned()[i]));
+}
+
+std::vector<float> ResidentState::initial_values(const Slice& slice) const {
+  const TensorInfo& tensor = context_.tensors[static_cast<std::size_t>(slice.tensor)];
+  std::vector<float> values(static_cast<std::size_t>(slice.count));
+  for (std::int64_t i = 0; i < slice.count; ++i)
+    values[static_cast<std::size_t>(i)] = initial_value(context_.options.seed, tensor, slice.begin + i);
+  return values;
 }
 
 void ResidentState::accumulate_gradient(std::int64_t at, std::int64_t count, const Buffer& source,
@@ -85,42 +92,40 @@ kernels::TypedView ResidentState::gradient(std::size_t owned) const {
   return view(gradients(), residence_.gradients.owned_at[owned], residence_.owned[owned].count);
 }
 
-double ResidentState::gradient_squares() {
+void ResidentState::square_gradients() {
   if (context_.options.clip > 0.0) {  // else nobody needs the norm in the step
     context_.copies.add(bytes_of(gradients().dtype(), owned_size_));
     context_.copies.settle();
   }
-  if (!computes()) return std::numeric_limits<double>::quiet_NaN();
-  double squares = 0.0;
+  if (!computes()) return;
+  clipping_->squares.set(0.0);
   for (std::size_t i = 0; i < owned().size(); ++i)
     if (context_.tensors[static_cast<std::size_t>(owned()[i].tensor)].copy == Copy::primary)
-      squares += context_.kernels.sum_of_squares(gradient(i));
-  return squares;
+      context_.kernels.add_squares(clipping_->squares.span(), gradient(i));
 }
 
-void ResidentState::update(double gradient_factor) {
+double ResidentState::gradient_squares() const {
+  return clipping_ ? clipping_->squares.get() : std::numeric_limits<double>::quiet_NaN();
+}
+
+void ResidentState::update() {
   ++updates_;
   context_.imitate_optimizer(owned_size_);
   if (!computes()) return;
-  const auto moments = [](const BufferRef& buffer, const Slice& slice) {
-    return buffer->floats().subspan(static_cast<std::size_t>(slice.offset),
-                                    static_cast<std::size_t>(slice.count));
-  };
   for (std::size_t i = 0; i < owned().size(); ++i) {
     const Slice& slice = owned()[i];
     const TensorInfo& tensor = context_.tensors[static_cast<std::size_t>(slice.tensor)];
-    context_.kernels.adamw(masters(i), moments(moment1_, slice), moments(moment2_, slice),
+    context_.kernels.adamw(masters(i), moment1_->floats().subspan(slice.offset, slice.count),
+                           moment2_->floats().subspan(slice.offset, slice.count),
                            view(*parameters_, residence_.parameters.owned_at[i], slice.count), gradient(i),
-                           adamw_constants(AdamWSettings{}, tensor, updates_, gradient_factor));
+                           clipping_->factor.span(), adamw_constants(AdamWSettings{}, tensor, updates_));
   }
 }
 
-std::span<float> ResidentState::masters(std::size_t owned) const {
+DeviceSpan<float> ResidentState::masters(std::size_t owned) const {
   const Slice& slice = residence_.owned[owned];
   const std::int64_t at = masters_ ? slice.offset : residence_.parameters.owned_at[owned];
-  return (masters_ ? masters_ : parameters_)
-      ->floats()
-      .subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(slice.count));
+  return (masters_ ? masters_ : parameters_)->floats().subspan(at, slice.count);
 }
 
 }  // namespace shardbench

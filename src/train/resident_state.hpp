@@ -1,6 +1,7 @@
 // What a rank keeps between steps: parameters, gradients, and the optimizer state of what it owns.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "src/shard/layout.hpp"
@@ -18,8 +19,7 @@ struct AdamWSettings {
 };
 
 /// The constants of the step that is the `update`-th (from 1) for one tensor.
-bodies::AdamW adamw_constants(const AdamWSettings& settings, const TensorInfo& tensor, std::int64_t update,
-                              double gradient_factor);
+bodies::AdamW adamw_constants(const AdamWSettings& settings, const TensorInfo& tensor, std::int64_t update);
 
 /// Resting state, with AdamW on the owned ranges. Bytes per element: parameters 2, gradients 2 (+4 with fp32
 /// accumulation), optimizer 12 in bf16; 4 + 4 + 8 in fp32, where the parameter is its own master.
@@ -43,18 +43,31 @@ class ResidentState {
   /// Those of an owned range.
   [[nodiscard]] kernels::TypedView gradient(std::size_t owned) const;
 
-  /// Sum of squares over the owned ranges that no other rank counts; NaN without values.
-  double gradient_squares();
-  /// One AdamW step on what is owned; gradients enter times `gradient_factor`.
-  void update(double gradient_factor);
+  /// What clipping works with; it stays on the device while a step runs.
+  struct Clipping {
+    DeviceScalar<double> squares;  ///< of gradients, over the owned ranges that no other rank counts
+    DeviceScalar<double> of_all;   ///< over all ranks
+    DeviceScalar<float> factor;    ///< of the gradients in update()
+  };
+  /// Only where computes().
+  Clipping& clipping() { return *clipping_; }
+
+  /// Finds clipping().squares.
+  void square_gradients();
+  /// What square_gradients() found, NaN without values. Waits for the device.
+  [[nodiscard]] double gradient_squares() const;
+  /// One AdamW step on what is owned.
+  void update();
 
   /// fp32 masters of an owned range.
-  [[nodiscard]] std::span<float> masters(std::size_t owned) const;
+  [[nodiscard]] DeviceSpan<float> masters(std::size_t owned) const;
   [[nodiscard]] bool holds_values() const { return parameters_->holds_values(); }
+  /// Whether gradients and updates have values, or time only passes.
+  [[nodiscard]] bool computes() const { return holds_values() && context_.options.compute == Compute::real; }
 
  private:
   void initialise();
-  [[nodiscard]] bool computes() const { return holds_values() && context_.options.compute == Compute::real; }
+  [[nodiscard]] std::vector<float> initial_values(const Slice& slice) const;
 
   TrainContext& context_;
   Residence residence_;
@@ -65,6 +78,7 @@ class ResidentState {
   BufferRef masters_;      ///< fp32 copies of what is owned; null when the parameters themselves are fp32
   BufferRef moment1_;
   BufferRef moment2_;
+  std::optional<Clipping> clipping_;
   std::int64_t updates_ = 0;
 };
 

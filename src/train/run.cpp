@@ -49,7 +49,7 @@ enum class Ending { all_steps, check_failed, interrupted };
 class Run {
  public:
   Run(Options options, const ScenarioDefinition& definition, const Surroundings& surroundings,
-      const std::string& command_line)
+      const BackendFactory& make_backend, const std::string& command_line)
       : options_(std::move(options)),
         definition_(definition),
         world_(surroundings.world),
@@ -57,7 +57,8 @@ class Run {
         supervisor_(surroundings.supervisor),
         collector_(world_.control()),
         process_before_(world_.simulated() ? ProcessMemory{} : read_process_memory()),
-        setup_(check_output_path(options_), definition, world_, memory_, Purpose::run) {
+        backend_(make_backend(check_output_path(options_), world_, memory_)),
+        setup_(options_, definition, world_, memory_, *backend_, Purpose::run) {
     check_polls();
     if (options_.check == Check::on) check_.emplace(setup_.context());
     // Only now: what is refused, or does not fit into memory, shall not have replaced anyone's results.
@@ -69,7 +70,10 @@ class Run {
     doing("describing the run");
     const Mesh& mesh = setup_.context().mesh;
     write_ranks(file_.get(), world_,
-                {.dp_index = mesh.dp_index, .tp_index = mesh.tp_index, .threads = setup_.threads()});
+                {.dp_index = mesh.dp_index,
+                 .tp_index = mesh.tp_index,
+                 .threads = setup_.threads(),
+                 .device = memory_.device()->name()});
     write_process_memory(-1, process_before_);
     write_clocks();
     const TimerQuality timer = measure_timers(world_);
@@ -144,9 +148,11 @@ class Run {
     agree_with_root(world_.control(), [&] {
       file_ = std::make_unique<TraceFile>(options_.output, options_.existing_file);
       if (!world_.simulated()) caretaker_ = start_caretaker(*file_, options_.output);
-      describe_run(
-          *file_,
-          {.scenario = definition_.name, .options = options_, .world = world_, .command_line = command_line});
+      describe_run(*file_, {.scenario = definition_.name,
+                            .options = options_,
+                            .world = world_,
+                            .backend = *backend_,
+                            .command_line = command_line});
       file_->flush();
       return std::string();
     });
@@ -396,7 +402,7 @@ class Run {
     for (std::size_t i = 0; i < state.owned().size(); ++i) {
       const auto t = static_cast<std::size_t>(state.owned()[i].tensor);
       if (!counts || setup_.context().tensors[t].copy == Copy::replica) continue;
-      for (const float value : state.masters(i)) {
+      for (const float value : read_values<float>(*memory_.device(), state.masters(i))) {
         sums[2 * t] += static_cast<double>(value);
         sums[2 * t + 1] += static_cast<double>(value) * static_cast<double>(value);
       }
@@ -437,6 +443,7 @@ class Run {
   Supervisor& supervisor_;
   Collector collector_;
   ProcessMemory process_before_;  ///< before anything is allocated
+  std::unique_ptr<Backend> backend_;
   RankSetup setup_;
   std::optional<ReferenceCheck> check_;
   std::unique_ptr<Caretaker> caretaker_;  ///< rank 0 only, like the next
@@ -453,7 +460,7 @@ class Run {
 }  // namespace
 
 ExitCode run_scenario(Options options, const ScenarioDefinition& definition, const Surroundings& surroundings,
-                      const std::string& command_line) {
+                      const BackendFactory& make_backend, const std::string& command_line) {
   World& world = surroundings.world;
   resolve_mesh(options, world.size());
   resolve_batch(options, options.dp);
@@ -470,7 +477,7 @@ ExitCode run_scenario(Options options, const ScenarioDefinition& definition, con
         agree_with_root(world.control(), [&] { return read_calibration_file(options.calibration_file); });
     static_cast<void>(parse_calibration(options));
   }
-  return Run(std::move(options), definition, surroundings, command_line).execute();
+  return Run(std::move(options), definition, surroundings, make_backend, command_line).execute();
 }
 
 }  // namespace shardbench

@@ -11,6 +11,6 @@ namespace shardbench {
 /// windows, and finishes the file. Returns done, check_failed, or run_failure when stopped by a signal, alike
 /// on every rank; throws UsageError alike on every rank, anything else where it happens.
 ExitCode run_scenario(Options options, const ScenarioDefinition& definition, const Surroundings& surroundings,
-                      const std::string& command_line);
+                      const BackendFactory& make_backend, const std::string& command_line);
 
 }  // namespace shardbench

@@ -23,6 +23,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 LEVELS = [
     ("src/main.cpp", 4),
     ("src/program", 4),  # entered by every main
+    ("src/backends", 4),
     ("src/tools/", 4),
     ("src/scenarios/", 3),
     ("src/scenario.hpp", 2),  # what train runs, and scenarios are
@@ -83,9 +84,20 @@ def test_only_the_trace_file_includes_hdf5() -> None:
     assert who_includes(r"hdf5.*\.h") == {"src/trace/trace_file.cpp"}
 
 
-def test_only_their_folders_include_nccl_and_cuda() -> None:
-    assert all("nccl" in Path(file).parts for file in who_includes(r"nccl.*\.h"))
-    assert all({"cuda", "nccl"} & set(Path(file).parts) for file in who_includes(r"(cuda|cublas).*\.h"))
+def test_only_the_nccl_backend_includes_nccl() -> None:
+    assert who_includes(r"nccl.*\.h") == {"src/comm/nccl/nccl_communicator.cpp"}
+
+
+def test_only_the_cuda_device_and_kernels_include_cuda() -> None:
+    users = who_includes(r"(cuda|cublas|device_launch).*\.h")
+    assert users
+    assert all(file.startswith(("src/device/cuda/", "kernels/cuda/")) for file in users), users
+
+
+def test_nobody_below_the_entry_points_knows_the_gpu() -> None:
+    users = who_includes(r"(src/device/cuda|src/comm/nccl|kernels/cuda)/.*")
+    outside = {f for f in users if not f.startswith(("src/device/cuda/", "src/comm/nccl/", "kernels/cuda/"))}
+    assert all(level_of(file) == 4 for file in outside), outside
 
 
 def test_every_file_has_a_level() -> None:

@@ -212,10 +212,8 @@ def faults() -> list[Mutant]:
 
     f.in_file("src/train/optimizer_step.cpp")
     clip = "tiny_fp32_gb4_clip1"
-    f.add("clip.squared_factor", "gradients are scaled by the square of the clip factor", run("zero3", 2, clip),
-          ("factor = bound < 1.0 ? bound : 1.0;", "factor = bound < 1.0 ? bound * bound : 1.0;"))
     f.add("clip.own_norm", "each rank clips by the norm of its own shard", run("zero3", 2, clip),
-          ("const double squares = world ? global_squares(context, local, *world) : local;", "const double squares = local;"))
+          ("(world ? c.of_all : c.squares).span()", "(world ? c.squares : c.squares).span()"))
 
     f.in_file("src/train/resident_state.cpp")
     f.add("clip.replicas", "replicated norm weights count tp times in the norm", run("mesh2d", 2, clip, "--tp 2"),
@@ -344,13 +342,12 @@ def faults() -> list[Mutant]:
     f.add("attention.no_mask", "every position sees all positions", ddp1,
           ("log_sum_exp.data() + tile.lse_offset + row, tile.first + row, tile.reach,",
            "log_sum_exp.data() + tile.lse_offset + row, tile.reach - 1, tile.reach,"),
-          ("delta,\n                                        tile.first + row, tile.reach, scale);",
-           "delta,\n                                        tile.reach - 1, tile.reach, scale);"))
+          ("delta, tile.first + row, tile.reach, scale);", "delta, tile.reach - 1, tile.reach, scale);"))
     f.add("attention.mask_one_off", "every position sees the next one too", ddp1,
           ("log_sum_exp.data() + tile.lse_offset + row, tile.first + row, tile.reach,",
            "log_sum_exp.data() + tile.lse_offset + row, std::min(tile.first + row + 1, tile.reach - 1), tile.reach,"),
-          ("delta,\n                                        tile.first + row, tile.reach, scale);",
-           "delta,\n                                        std::min(tile.first + row + 1, tile.reach - 1), tile.reach, scale);"))
+          ("delta, tile.first + row, tile.reach, scale);",
+           "delta, std::min(tile.first + row + 1, tile.reach - 1), tile.reach, scale);"))
     f.add("attention.group_gradient", "a kv head's gradient keeps only its last query head's share", ddp1,
           ("gemm({.m = tile.reach, .n = shape.head_size, .k = tile.rows, .beta = 1.0F}, ds_transposed,",
            "gemm({.m = tile.reach, .n = shape.head_size, .k = tile.rows, .beta = 0.0F}, ds_transposed,"))
@@ -364,10 +361,10 @@ def faults() -> list[Mutant]:
     f.add("rms_norm.mean", "RMSNorm divides by width - 1", ddp1,
           ("lanes.sum(squares) / static_cast<float>(width) + epsilon", "lanes.sum(squares) / static_cast<float>(width - 1) + epsilon"))
     f.add("rms_norm.gradient", "RMSNorm's backward leaves the mean out", ddp1,
-          ("dx[c] += r * (widen(weight[c]) * dy[c] - x[c] * r * r * mean);",
-           "dx[c] += r * (widen(weight[c]) * dy[c] - 0.0F * x[c] * r * r * mean);"))
+          ("return dx[c] + r * (widen(weight[c]) * dy[c] - x[c] * r * r * mean);",
+           "return dx[c] + r * (widen(weight[c]) * dy[c] - 0.0F * x[c] * r * r * mean);"))
     f.add("residual.lost_in_backward", "a norm's backward replaces the residual's gradient", ddp1,
-          ("dx[c] += r * (widen", "dx[c] = r * (widen"))
+          ("return dx[c] + r * (widen", "return r * (widen"))
 
     f.in_file("kernels/bodies/elementwise.hpp", "kernels/openmp/openmp_kernels.cpp")
     f.add("swiglu.derivative", "SwiGLU's derivative leaves silu's second term out", ddp1,
@@ -378,11 +375,14 @@ def faults() -> list[Mutant]:
           ("const float decayed = master[i] - c.learning_rate * c.weight_decay * master[i];",
            "const float decayed = widen(parameter[i]) - c.learning_rate * c.weight_decay * widen(parameter[i]);"))
     f.add("adamw.decay_coupled", "weight decay goes through the moments (L2 regularisation)", ddp1,
-          ("const float g = c.gradient_factor * widen(gradient[i]);",
-           "const float g = c.gradient_factor * widen(gradient[i]) + c.weight_decay * master[i];"),
+          ("const float g = gradient_factor * widen(gradient[i]);",
+           "const float g = gradient_factor * widen(gradient[i]) + c.weight_decay * master[i];"),
           ("const float decayed = master[i] - c.learning_rate * c.weight_decay * master[i];", "const float decayed = master[i];"))
 
-    f.in_file("kernels/bodies/portable.hpp", "kernels/openmp/openmp_kernels.cpp", "src/comm/scheduled_communicator.cpp",
+    f.add("clip.squared_factor", "gradients are scaled by the square of the clip factor", run("zero3", 2, "tiny_fp32_gb4_clip1"),
+          ("static_cast<float>(factor) : 1.0F", "static_cast<float>(factor * factor) : 1.0F"))
+
+    f.in_file("kernels/bodies/portable.hpp", "kernels/openmp/openmp_kernels.cpp", "src/train/resident_state.cpp", "src/comm/scheduled_communicator.cpp",
               "src/comm/mpi/mpi_native.cpp", "src/train/check.cpp")
     f.add("bf16.truncated", "bf16 values are cut off instead of rounded", run("ddp", 1, "tiny_bf16_gb4"),
           ("bits + 0x7FFFU + ((bits >> 16) & 1U)", "bits + 0U * (0x7FFFU + ((bits >> 16) & 1U))"))

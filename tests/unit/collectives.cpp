@@ -10,6 +10,7 @@
 #include "src/collectives/sizes.hpp"
 #include "src/collectives/test_values.hpp"
 #include "src/errors.hpp"
+#include "tests/unit/host_values.hpp"
 #include "tests/unit/in_process_network.hpp"
 
 namespace shardbench::test {
@@ -315,7 +316,7 @@ TEST(TestValuesOfCollectives, NoticeNansAndBlocksInTheWrongPlace) {
   Memory memory;
   const BufferRef buffer = memory.allocate(Category::workspace, DType::fp32, Elements(64 * 1024));
   const std::int64_t block = 32 * 1024;
-  const std::span<float> floats = buffer->floats();
+  const std::span<float> floats = values_in(*buffer);
   values.fill(*buffer, 1);
   std::vector<float> second(floats.begin() + block, floats.end());
   values.fill(*buffer, 0);

@@ -183,6 +183,7 @@ class DecoderUnderTest {
   }
 
   void train_micro_batch(std::int64_t first_sequence) {
+    decoder_.begin_step();
     decoder_.load_batch(0, first_sequence);
     for (int layer = 0; layer < decoder_.dims().layer_count(); ++layer)
       decoder_.forward(layer, weight_table_);
@@ -392,7 +393,7 @@ class ThreadGroup final : public TensorParallelGroup {
     all_reduce_exactly(values, Reduction::sum, layer);
   }
   void all_gather(const BufferRef& values, int /*layer*/) override {
-    const std::span<float> own = values->floats();
+    const std::span<float> own = values_in(*values);
     meeting_.exchange(
         rank_, own,
         [&](const auto& buffers) {
@@ -407,7 +408,7 @@ class ThreadGroup final : public TensorParallelGroup {
     ++calls_;
   }
   void reduce_scatter(const BufferRef& values, int /*layer*/) override {
-    const std::span<float> own = values->floats();
+    const std::span<float> own = values_in(*values);
     meeting_.exchange(
         rank_, own, [&](const auto& buffers) { return combined(buffers, Reduction::sum); },
         [&](const Floats& sums) {
@@ -421,7 +422,7 @@ class ThreadGroup final : public TensorParallelGroup {
     ++calls_;
   }
   void all_reduce_exactly(const BufferRef& values, Reduction reduction, int /*layer*/) override {
-    const std::span<float> own = values->floats();
+    const std::span<float> own = values_in(*values);
     meeting_.exchange(
         rank_, own, [&](const auto& buffers) { return combined(buffers, reduction); },
         [&](const Floats& results) { std::copy(results.begin(), results.end(), own.begin()); });

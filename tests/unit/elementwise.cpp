@@ -1,6 +1,7 @@
 // Storage types, casts, accumulation, SwiGLU, AdamW and the norm's sum of squares.
 #include <bit>
 #include <limits>
+#include <numeric>
 
 #include "tests/unit/support.hpp"
 
@@ -214,12 +215,18 @@ TEST(SwiGlu, BackwardMatchesFiniteDifferences) {
                "d_up");
 }
 
+double squares_of(kernels::Kernels& kernels, const kernels::TypedView& values) {
+  double total = 0.0;
+  kernels.add_squares({&total, 1}, values);
+  return total;
+}
+
 TEST(SumOfSquares, SumsInDoubleTheSameForAnyThreadCount) {
   for (const DType dtype : {DType::bf16, DType::fp32}) {
     for (const std::int64_t count : {0, 1, 4096, 3 * 4096 + 17}) {
       Stored values(dtype, random_floats(count, 5));
       const double sum =
-          same_with_one_and_two_threads([&](kernels::Kernels& k) { return k.sum_of_squares(values.view()); });
+          same_with_one_and_two_threads([&](kernels::Kernels& k) { return squares_of(k, values.view()); });
       const Doubles exact = widened(values.values());
       EXPECT_NEAR(sum, dot(exact, exact), 1e-13 * static_cast<double>(count + 1));
     }
@@ -228,7 +235,46 @@ TEST(SumOfSquares, SumsInDoubleTheSameForAnyThreadCount) {
 
 TEST(SumOfSquares, DoesNotOverflowFp32) {
   Stored large(DType::fp32, Floats(8, 1e30F));
-  EXPECT_NEAR(KernelSet(1)->sum_of_squares(large.view()) / 8e60, 1.0, 1e-6);
+  KernelSet kernels(1);
+  EXPECT_NEAR(squares_of(*kernels, large.view()) / 8e60, 1.0, 1e-6);
+}
+
+TEST(Sums, AddToWhatIsThere) {
+  const Floats values = random_floats(1003, 5);
+  double total = 2.0;
+  Stored stored(DType::fp32, values);
+  KernelSet kernels(1);
+  kernels->add_sum({&total, 1}, span_of(values));
+  const Doubles exact = widened(values);
+  const double sum = std::accumulate(exact.begin(), exact.end(), 0.0);
+  EXPECT_DOUBLE_EQ(total, 2.0 + sum);
+  kernels->add_squares({&total, 1}, stored.view());
+  EXPECT_NEAR(total, 2.0 + sum + dot(exact, exact), 1e-10);
+}
+
+TEST(ClipFactor, ShrinksLongGradientsAndLeavesOthersAlone) {
+  const auto factor_of = [](double squares, double bound) {
+    float factor = -1.0F;
+    KernelSet kernels(1);
+    kernels->clip_factor({&factor, 1}, {&squares, 1}, bound);
+    return factor;
+  };
+  EXPECT_FLOAT_EQ(factor_of(16.0, 1.0), static_cast<float>(1.0 / (4.0 + 1e-6)));
+  EXPECT_EQ(factor_of(0.25, 1.0), 1.0F);
+  EXPECT_EQ(factor_of(0.0, 1.0), 1.0F);
+  EXPECT_EQ(factor_of(std::numeric_limits<double>::quiet_NaN(), 1.0), 1.0F);
+  EXPECT_EQ(factor_of(std::numeric_limits<double>::infinity(), 1.0), 0.0F);
+}
+
+TEST(Scalars, TravelInFp32) {
+  double wide = 1.0 + 0x1p-30;
+  float travelling = 0.0F;
+  KernelSet kernels(1);
+  kernels->narrow({&travelling, 1}, {&wide, 1});
+  EXPECT_EQ(travelling, 1.0F);
+  travelling = 3.0F;
+  kernels->widen({&wide, 1}, {&travelling, 1});
+  EXPECT_EQ(wide, 3.0);
 }
 
 /// AdamW as the contract states it, in double: decay first, then the update with bias-corrected moments.
@@ -260,15 +306,14 @@ class AdamWReference {
   int steps_ = 0;
 };
 
-bodies::AdamW adamw_constants(int step, float weight_decay, float gradient_factor) {
+bodies::AdamW adamw_constants(int step, float weight_decay) {
   return {.learning_rate = static_cast<float>(AdamWReference::learning_rate),
           .beta1 = 0.9F,
           .beta2 = 0.95F,
           .epsilon = 1e-8F,
           .weight_decay = weight_decay,
           .inverse_correction1 = static_cast<float>(1.0 / (1.0 - std::pow(0.9, step))),
-          .inverse_correction2 = static_cast<float>(1.0 / (1.0 - std::pow(0.95, step))),
-          .gradient_factor = gradient_factor};
+          .inverse_correction2 = static_cast<float>(1.0 / (1.0 - std::pow(0.95, step)))};
 }
 
 struct AdamWState {
@@ -303,8 +348,8 @@ TEST_P(AdamW, FollowsADoubleReferenceOverSeveralSteps) {
               dtype == DType::fp32
                   ? kernels::TypedView{reinterpret_cast<std::byte*>(s.master.data()), dtype, count}
                   : copy.view();
-          k.adamw(s.master, s.moment1, s.moment2, parameter, gradient.view(),
-                  adamw_constants(step, decay, factor));
+          k.adamw(span_of(s.master), span_of(s.moment1), span_of(s.moment2), parameter, gradient.view(),
+                  {&factor, 1}, adamw_constants(step, decay));
         }
         s.parameter = dtype == DType::fp32 ? s.master : copy.values();
         return s;
@@ -327,8 +372,10 @@ TEST(AdamWFirstStep, MovesByTheLearningRate) {
   Floats v(3);
   Stored gradient(DType::fp32, {1e-3F, -5.0F, 0.0F});
   KernelSet kernels(1);
-  kernels->adamw(master, m, v, {reinterpret_cast<std::byte*>(master.data()), DType::fp32, 3}, gradient.view(),
-                 adamw_constants(1, 0.0F, 1.0F));
+  const float factor = 1.0F;
+  kernels->adamw(span_of(master), span_of(m), span_of(v),
+                 {reinterpret_cast<std::byte*>(master.data()), DType::fp32, 3}, gradient.view(), {&factor, 1},
+                 adamw_constants(1, 0.0F));
   expect_close(master, {0.97, 1.03, 1.0}, 1e-6, "master");
 }
 

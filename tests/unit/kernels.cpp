@@ -126,7 +126,7 @@ TEST(LinearPanels, WidenedWeightsFitTheScratch) {
 TEST(Scratch, TooLittleIsRefused) {
   const kernels::ScratchNeeds needs{.longest_sequence = 64, .widest_weight_row = 64, .threads = 1};
   Floats scratch(static_cast<std::size_t>(kernels::openmp_scratch_elements(needs)) - 1);
-  EXPECT_ANY_THROW(kernels::make_openmp_kernels(needs, scratch, [] {}));
+  EXPECT_ANY_THROW(kernels::make_openmp_kernels(needs, span_of(scratch), [] {}));
 }
 
 // --- embedding
@@ -138,7 +138,7 @@ TEST(Embedding, ForwardCopiesRows) {
     const Floats values = table.values();
     const Floats y = same_with_one_and_two_threads([&](Kernels& k) {
       Floats result(12);
-      k.embedding_forward(matrix(result, 4), table.view(), tokens);
+      k.embedding_forward(matrix(result, 4), table.view(), span_of(tokens));
       return result;
     });
     for (std::int64_t t = 0; t < 4; ++t)
@@ -153,7 +153,7 @@ TEST(Embedding, BackwardAddsTheRowsOfRepeatedTokens) {
   const Floats dy = random_floats(15, 2);
   const Floats d_table = same_with_one_and_two_threads([&](Kernels& k) {
     Floats result = before;
-    k.embedding_backward(matrix(result, 5), matrix(dy, 5), tokens);
+    k.embedding_backward(matrix(result, 5), matrix(dy, 5), span_of(tokens));
     return result;
   });
   Doubles expected = widened(before);
@@ -170,7 +170,7 @@ TEST(Embedding, NegativeTokensReadZerosAndAddNothing) {
     const Floats values = table.values();
     const Floats y = same_with_one_and_two_threads([&](Kernels& k) {
       Floats result(12, std::numeric_limits<float>::quiet_NaN());
-      k.embedding_forward(matrix(result, 4), table.view(), tokens);
+      k.embedding_forward(matrix(result, 4), table.view(), span_of(tokens));
       return result;
     });
     for (std::int64_t t = 0; t < 4; ++t)
@@ -183,7 +183,7 @@ TEST(Embedding, NegativeTokensReadZerosAndAddNothing) {
   const Floats dy = random_floats(12, 2);
   const Floats d_table = same_with_one_and_two_threads([&](Kernels& k) {
     Floats result = before;
-    k.embedding_backward(matrix(result, 4), matrix(dy, 4), tokens);
+    k.embedding_backward(matrix(result, 4), matrix(dy, 4), span_of(tokens));
     return result;
   });
   Floats expected = before;
@@ -199,9 +199,9 @@ TEST(Embedding, MayHaveNoRows) {
   const Tokens tokens = {-1, -1};
   KernelSet kernels(1);
   Floats y(6, 1.0F);
-  kernels->embedding_forward(matrix(y, 2), {nullptr, DType::bf16, 0, 3}, tokens);
+  kernels->embedding_forward(matrix(y, 2), {nullptr, DType::bf16, 0, 3}, span_of(tokens));
   EXPECT_EQ(y, Floats(6, 0.0F));
-  kernels->embedding_backward({nullptr, 0, 3}, matrix(std::as_const(y), 2), tokens);
+  kernels->embedding_backward({nullptr, 0, 3}, matrix(std::as_const(y), 2), span_of(tokens));
 }
 
 // --- RMSNorm
@@ -247,8 +247,8 @@ TEST_P(RmsNorm, BackwardMatchesFiniteDifferencesAndAdds) {
   const auto [dx, d_weight] = same_with_one_and_two_threads([&](Kernels& k) {
     std::pair<Floats, Floats> result(dx_before, d_weight_before);
     Floats inverse_rms(rows);
-    k.rms_norm_backward(matrix(result.first, rows), result.second, inverse_rms, matrix(dy, rows),
-                        matrix(x_, rows), weight_.view(), static_cast<float>(epsilon));
+    k.rms_norm_backward(matrix(result.first, rows), span_of(result.second), span_of(inverse_rms),
+                        matrix(dy, rows), matrix(x_, rows), weight_.view(), static_cast<float>(epsilon));
     return result;
   });
   const Doubles x = widened(x_);
@@ -339,7 +339,8 @@ struct LossAndGradient {
 LossAndGradient cross_entropy(const Floats& logits, const Tokens& targets, float scale) {
   return same_with_one_and_two_threads([&](Kernels& k) {
     LossAndGradient result{Floats(targets.size()), logits};
-    k.cross_entropy(result.losses, matrix(result.gradient, std::ssize(targets)), targets, scale);
+    k.cross_entropy(span_of(result.losses), matrix(result.gradient, std::ssize(targets)), span_of(targets),
+                    scale);
     return result;
   });
 }
@@ -373,7 +374,7 @@ TEST(CrossEntropy, ManyRowsGoInSeveralBlocks) {
   Floats logits(20 * vocabulary);
   Floats losses(20);
   KernelSet kernels(2);
-  kernels->cross_entropy(losses, matrix(logits, 20), targets, 1.0F);
+  kernels->cross_entropy(span_of(losses), matrix(logits, 20), span_of(targets), 1.0F);
   EXPECT_EQ(kernels.tiles(), 3);
   expect_close(losses, Doubles(20, std::log(90'000.0)), 1e-3, "losses");  // 90,000 terms summed in fp32
 }
@@ -402,13 +403,14 @@ LossAndGradient shared_cross_entropy(const Floats& logits, std::int64_t rows,
                           ? target - static_cast<std::int32_t>(bounds[p])
                           : -1);
       Floats found(count);
-      k.row_maximum(found, matrix(std::as_const(part), rows));
+      k.row_maximum(span_of(found), matrix(std::as_const(part), rows));
       for (std::size_t r = 0; r < count; ++r) largest[r] = std::max(largest[r], found[r]);
     }
     for (std::size_t p = 0; p < parts.size(); ++p) {
       Floats sums(count, 9.0F);
       Floats picked(count, 9.0F);
-      k.row_exponentials(sums, picked, matrix(std::as_const(parts[p]), rows), largest, own_targets[p]);
+      k.row_exponentials(span_of(sums), span_of(picked), matrix(std::as_const(parts[p]), rows),
+                         span_of(largest), span_of(own_targets[p]));
       for (std::size_t r = 0; r < count; ++r) {
         total[r] += sums[r];
         target_logit[r] += picked[r];
@@ -417,8 +419,9 @@ LossAndGradient shared_cross_entropy(const Floats& logits, std::int64_t rows,
     LossAndGradient result{Floats(count), Floats(logits.size())};
     for (std::size_t p = 0; p < parts.size(); ++p) {
       Floats losses(count);
-      k.cross_entropy_gradient(losses, matrix(parts[p], rows), {largest, total, target_logit}, own_targets[p],
-                               scale);
+      k.cross_entropy_gradient(span_of(losses), matrix(parts[p], rows),
+                               {span_of(largest), span_of(total), span_of(target_logit)},
+                               span_of(own_targets[p]), scale);
       if (p > 0) {
         EXPECT_EQ(losses, result.losses) << "ranks disagree";
       }
@@ -461,10 +464,11 @@ TEST(SharedCrossEntropy, RowsWithoutColumnsHaveNoLargestLogit) {
   Floats total(3, 9.0F);
   Floats target_logit(3, 9.0F);
   KernelSet kernels(2);
-  kernels->row_maximum(largest, {none.data(), 3, 0});
+  kernels->row_maximum(span_of(largest), {none.data(), 3, 0});
   EXPECT_EQ(largest, Floats(3, -std::numeric_limits<float>::infinity()));
-  kernels->row_exponentials(total, target_logit, {none.data(), 3, 0}, Floats{1.0F, 2.0F, 3.0F},
-                            Tokens{-1, -1, -1});
+  const Tokens elsewhere(3, -1);
+  kernels->row_exponentials(span_of(total), span_of(target_logit), {none.data(), 3, 0}, span_of(largest),
+                            span_of(elsewhere));
   EXPECT_EQ(total, Floats(3));
   EXPECT_EQ(target_logit, Floats(3));
 }
@@ -566,7 +570,7 @@ TEST_P(Attention, ForwardAndBackwardMatchADoubleReference) {
     const Floats garbage(q_.size(), std::numeric_limits<float>::quiet_NaN());  // outputs are overwritten
     Floats out = garbage;
     Floats log_sum_exp(static_cast<std::size_t>(shape_.sequences * shape_.heads * shape_.length));
-    kernels->attention_forward(matrix(out, rows_), log_sum_exp, matrix(q_, rows_), matrix(k_, rows_),
+    kernels->attention_forward(matrix(out, rows_), span_of(log_sum_exp), matrix(q_, rows_), matrix(k_, rows_),
                                matrix(v_, rows_), shape_);
     expect_close(out, expected.out, fp32_tolerance, "out");
     expect_close(log_sum_exp, expected.log_sum_exp, fp32_tolerance, "log_sum_exp");
@@ -575,8 +579,9 @@ TEST_P(Attention, ForwardAndBackwardMatchADoubleReference) {
     Floats dk(k_.size(), std::numeric_limits<float>::quiet_NaN());
     Floats dv = dk;
     kernels->attention_backward(matrix(dq, rows_), matrix(dk, rows_), matrix(dv, rows_),
-                                matrix(d_out_, rows_), matrix(std::as_const(out), rows_), log_sum_exp,
-                                matrix(q_, rows_), matrix(k_, rows_), matrix(v_, rows_), shape_);
+                                matrix(d_out_, rows_), matrix(std::as_const(out), rows_),
+                                span_of(log_sum_exp), matrix(q_, rows_), matrix(k_, rows_), matrix(v_, rows_),
+                                shape_);
     expect_close(dv, expected.dv, fp32_tolerance, "dv");
     // At length 1 the softmax of one score is constant and both are zero.
     expect_close(dq, expected.dq, fp32_tolerance, "dq", 1.0);
@@ -610,7 +615,8 @@ TEST(Attention, StrongScoresStayFinite) {
   Floats out(6);
   Floats log_sum_exp(3);
   KernelSet kernels(1);
-  kernels->attention_forward(matrix(out, 3), log_sum_exp, matrix(q, 3), matrix(k, 3), matrix(v, 3), shape);
+  kernels->attention_forward(matrix(out, 3), span_of(log_sum_exp), matrix(q, 3), matrix(k, 3), matrix(v, 3),
+                             shape);
   for (const float value : out) EXPECT_TRUE(std::isfinite(value));
 }
 

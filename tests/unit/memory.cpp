@@ -6,6 +6,7 @@
 
 #include "src/device/buffer.hpp"
 #include "src/errors.hpp"
+#include "tests/unit/host_values.hpp"
 
 namespace shardbench {
 namespace {
@@ -88,7 +89,7 @@ TEST_P(Buffers, HoldValuesOnlyInRealMemory) {
   const BufferRef buffer = memory.allocate(Category::gradients, DType::fp32, Elements(4), GetParam());
   EXPECT_EQ(buffer->holds_values(), GetParam() == Backing::memory);
   if (GetParam() == Backing::memory) {
-    EXPECT_EQ(buffer->floats().size(), 4U);
+    EXPECT_EQ(buffer->floats().size(), 4);
   } else {
     EXPECT_THROW(static_cast<void>(buffer->floats()), InternalError);
   }
@@ -136,13 +137,13 @@ TEST_P(Buffers, HavePartsThatEndWithin) {
 TEST(PartsOfRealBuffers, ShareTheirValues) {
   Memory memory;
   const BufferRef whole = memory.allocate(Category::workspace, DType::fp32, Elements(8));
-  for (std::size_t i = 0; i < 8; ++i) whole->floats()[i] = static_cast<float>(i);
+  for (std::size_t i = 0; i < 8; ++i) test::values_in(*whole)[i] = static_cast<float>(i);
   const BufferRef part = memory.part(whole, 2, Elements(5), Backing::none);
-  ASSERT_EQ(part->floats().size(), 5U);
-  EXPECT_EQ(part->floats()[0], 2.0F);
+  ASSERT_EQ(part->floats().size(), 5);
+  EXPECT_EQ(test::values_in(*part)[0], 2.0F);
   const BufferRef inner = memory.part(part, 1, Elements(2), Backing::aliased);
-  inner->floats()[1] = 40.0F;
-  EXPECT_EQ(whole->floats()[4], 40.0F);
+  test::values_in(*inner)[1] = 40.0F;
+  EXPECT_EQ(test::values_in(*whole)[4], 40.0F);
 }
 
 TEST(PartsOfRealBuffers, OutliveTheWholeAndTheMemory) {
@@ -150,14 +151,14 @@ TEST(PartsOfRealBuffers, OutliveTheWholeAndTheMemory) {
   {
     Memory memory;
     BufferRef whole = memory.allocate(Category::workspace, DType::fp32, Elements(1000));
-    whole->floats()[999] = 5.0F;
+    test::values_in(*whole)[999] = 5.0F;
     part = memory.part(whole, 990, Elements(10), Backing::none);
     whole.reset();
     // A block that went back for reuse would now be written over.
     const BufferRef other = memory.allocate(Category::workspace, DType::fp32, Elements(1000));
-    other->floats()[999] = 6.0F;
+    test::values_in(*other)[999] = 6.0F;
   }
-  EXPECT_EQ(part->floats()[9], 5.0F);
+  EXPECT_EQ(test::values_in(*part)[9], 5.0F);
 }
 
 TEST(PartsOfBuffersWithoutValues, AreBackedByTheStandIn) {

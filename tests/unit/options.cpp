@@ -330,6 +330,20 @@ TEST(Values, OutsideTheirChoicesAreRefusedWithTheChoices) {
   EXPECT_TRUE(names_all(refusal("--backend nccl"), {"--backend", "nccl", "mpi"}));
 }
 
+TEST(Backend, NcclIsTakenWhereItIsBuiltIn) {
+  const auto parse = [](const std::vector<std::string>& arguments) {
+    return parse_options("zero3", zero3_families, arguments, Build::accelerated);
+  };
+  EXPECT_EQ(parse({}).backend, BackendChoice::mpi);
+  EXPECT_EQ(parse({"--backend", "nccl"}).backend, BackendChoice::nccl);
+  EXPECT_NE(options_json(parse({"--backend", "nccl"})).find(R"("backend":"nccl")"), std::string::npos);
+  for (const std::vector<std::string>& refused :
+       {std::vector<std::string>{"--backend", "nccl", "--algorithm", "ring"},
+        {"--backend", "nccl", "--compute", "timed", "--flops", "1e9"},
+        {"--backend", "cuda"}})
+    EXPECT_THROW(static_cast<void>(parse(refused)), UsageError) << refused.back();
+}
+
 TEST(Values, ThatAreMissingOrEmptyAreRefused) {
   EXPECT_TRUE(names_all(refusal("--steps"), {"--steps"}));
   EXPECT_TRUE(names_all(refusal("--output"), {"--output"}));

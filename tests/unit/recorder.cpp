@@ -69,7 +69,7 @@ class Story : public testing::TestWithParam<TraceLevel> {
     world_.pass(seconds);
     recorder_.collective_done(
         id,
-        {.wait_start_s = start, .wait_end_s = world_.now(), .start_s = start - 0.5, .end_s = world_.now()});
+        {.wait_start = {start}, .wait_end = {world_.now()}, .start = {start - 0.5}, .end = {world_.now()}});
   }
   [[nodiscard]] std::vector<std::string> kinds() const {
     std::vector<std::string> names;
@@ -79,7 +79,8 @@ class Story : public testing::TestWithParam<TraceLevel> {
 
   StillWorld world_;
   MemoryTracker tracker_;
-  Recorder recorder_{world_, tracker_, GetParam()};
+  HostTimeline timeline_{[this] { return world_.now(); }};
+  Recorder recorder_{world_, timeline_, tracker_, GetParam()};
 };
 INSTANTIATE_TEST_SUITE_P(Levels, Story,
                          testing::Values(TraceLevel::none, TraceLevel::steps, TraceLevel::events),
@@ -381,10 +382,90 @@ TEST_P(Events, OfComputeSpanTheirTime) {
   EXPECT_EQ(event.end_s, 101.5);
 }
 
+/// A device that takes twice as long as it takes the host to ask, and tells only when the step is over.
+class SlowDevice final : public Timeline {
+ public:
+  explicit SlowDevice(const StillWorld& world) : world_(world) {}
+
+  Instant mark(Stream /*stream*/) override {
+    EXPECT_FALSE(settled_) << "marks of a step that is over";
+    reached_s_.push_back(2.0 * world_.now());
+    return {.issued_s = world_.now(), .mark = std::ssize(reached_s_) - 1};
+  }
+  [[nodiscard]] bool is_immediate() const override { return false; }
+  void settle() override { settled_ = true; }
+  [[nodiscard]] double seconds(const Instant& instant) const override {
+    EXPECT_TRUE(settled_) << "nobody knows yet";
+    return reached_s_[static_cast<std::size_t>(instant.mark)];
+  }
+  void restart() override {
+    reached_s_.clear();
+    settled_ = false;
+  }
+
+ private:
+  const StillWorld& world_;
+  std::vector<double> reached_s_;
+  bool settled_ = false;
+};
+
+TEST(Recorder, TakesADevicesTimesWhenTheStepIsOver) {
+  StillWorld world;
+  SlowDevice timeline(world);
+  MemoryTracker tracker;
+  Recorder recorder(world, timeline, tracker, TraceLevel::events);
+  for (int step = 0; step < 2; ++step) {
+    const double begin = world.now();
+    recorder.begin_step(step, false);
+    recorder.enter(Phase::backward, 0);
+    CollectiveFacts facts;
+    facts.collective = Collective::reduce_scatter;
+    const std::size_t id = recorder.collective_issued({.layer = 1}, facts, begin);
+    const Instant started = timeline.mark(Stream::comm);
+    {
+      const auto span = recorder.compute({.layer = 0});
+      world.pass(1.0);
+    }
+    const Instant wait_start = recorder.mark();
+    world.pass(0.25);
+    recorder.collective_done(id, {.wait_start = wait_start,
+                                  .wait_end = recorder.mark(),
+                                  .start = started,
+                                  .end = timeline.mark(Stream::comm)});
+    recorder.enter(Phase::optimizer, 0);
+    {
+      const auto span = recorder.compute({});
+      world.pass(0.5);
+    }
+    const StepRecord& record = recorder.end_step(1);
+    EXPECT_EQ(record.start_s, 2.0 * begin);
+    EXPECT_EQ(record.step_s, 3.5);
+    EXPECT_EQ(record.compute_s, 2.0);
+    EXPECT_EQ(record.exposed_rs_s, 0.5);
+    EXPECT_EQ(record.optimizer_s, 1.0);
+    EXPECT_EQ(record.other_s, 0.0);
+    ASSERT_EQ(recorder.events().size(), 4U);
+    const Event& collective = recorder.events()[0];
+    EXPECT_EQ(collective.issue_s, begin) << "asked for by the host";
+    EXPECT_EQ(collective.start_s, 2.0 * begin);
+    EXPECT_EQ(collective.end_s, 2.0 * begin + 2.5);
+    EXPECT_EQ(collective.wait_s, 0.5);
+    const Event& wait = recorder.events()[2];
+    EXPECT_EQ(wait.kind, EventKind::wait);
+    EXPECT_EQ(wait.issue_s, begin + 1.0);
+    EXPECT_EQ(wait.end_s - wait.start_s, 0.5);
+    const Event& update = recorder.events()[3];
+    EXPECT_EQ(update.phase, Phase::optimizer);
+    EXPECT_EQ(update.end_s - update.start_s, 1.0);
+    recorder.clear();
+  }
+}
+
 TEST(Recorder, StopsListeningWhenItIsGone) {
   const StillWorld world;
   MemoryTracker tracker;
-  { const Recorder recorder(world, tracker, TraceLevel::events); }
+  HostTimeline timeline([&world] { return world.now(); });
+  { const Recorder recorder(world, timeline, tracker, TraceLevel::events); }
   tracker.add(Category::activations, Bytes(1));  // must not reach the recorder that was
   EXPECT_EQ(tracker.total(), Bytes(1));
 }

@@ -550,8 +550,8 @@ TEST_P(Carried, CompletesInIssueOrder) {
     joint->expect_exact_results();  // all done, though only the last was waited for
   for (int rank = 0; rank < cluster.size(); ++rank)
     for (std::size_t j = 1; j < joints.size(); ++j) {
-      EXPECT_LT(joints[j - 1]->pending(rank).end_s(), joints[j]->pending(rank).start_s());
-      EXPECT_LT(joints[j]->pending(rank).start_s(), joints[j]->pending(rank).end_s());
+      EXPECT_LT(joints[j - 1]->pending(rank).ended().issued_s, joints[j]->pending(rank).began().issued_s);
+      EXPECT_LT(joints[j]->pending(rank).began().issued_s, joints[j]->pending(rank).ended().issued_s);
     }
 }
 

@@ -15,6 +15,7 @@
 
 #include "kernels/kernels.hpp"
 #include "src/units.hpp"
+#include "tests/unit/host_values.hpp"
 
 namespace shardbench::test {
 
@@ -112,6 +113,16 @@ inline double dot(const Doubles& a, const Doubles& b) {
   return sum;
 }
 
+/// Vectors of the host, as kernels of the host take them.
+template <class T>
+DeviceSpan<T> span_of(std::vector<T>& values) {
+  return DeviceSpan<T>(std::span<T>(values));
+}
+template <class T>
+DeviceSpan<const T> span_of(const std::vector<T>& values) {
+  return DeviceSpan<const T>(std::span<const T>(values));
+}
+
 /// Kernels with scratch of their own; counts how often they let communication advance.
 class KernelSet {
  public:
@@ -125,7 +136,7 @@ class KernelSet {
  private:
   explicit KernelSet(const kernels::ScratchNeeds& needs)
       : scratch_(static_cast<std::size_t>(kernels::openmp_scratch_elements(needs))),
-        kernels_(kernels::make_openmp_kernels(needs, scratch_, [this] { ++tiles_; })) {}
+        kernels_(kernels::make_openmp_kernels(needs, span_of(scratch_), [this] { ++tiles_; })) {}
 
   int tiles_ = 0;
   Floats scratch_;

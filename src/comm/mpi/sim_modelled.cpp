@@ -61,10 +61,10 @@ class ModelledPending final : public PendingCollective {
   void wait() override {
     if (operation_) operation_->wait();
   }
-  [[nodiscard]] double start_s() const override {
-    return operation_ ? std::max(issue_s_, operation_->available_s()) : issue_s_;
+  [[nodiscard]] Instant began() const override {
+    return {operation_ ? std::max(issue_s_, operation_->available_s()) : issue_s_};
   }
-  [[nodiscard]] double end_s() const override { return operation_ ? operation_->end_s() : issue_s_; }
+  [[nodiscard]] Instant ended() const override { return {operation_ ? operation_->end_s() : issue_s_}; }
   [[nodiscard]] Algorithm algorithm() const override { return facts_.algorithm; }
   [[nodiscard]] std::optional<Bytes> sent() const override { return facts_.sent; }
 

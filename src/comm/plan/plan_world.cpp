@@ -17,8 +17,8 @@ class PlannedCollective final : public PendingCollective {
       : buffer_(std::move(buffer)), scratch_(std::move(scratch)), algorithm_(algorithm), sent_(sent) {}
 
   void wait() override {}
-  [[nodiscard]] double start_s() const override { return 0.0; }
-  [[nodiscard]] double end_s() const override { return 0.0; }
+  [[nodiscard]] Instant began() const override { return {}; }
+  [[nodiscard]] Instant ended() const override { return {}; }
   [[nodiscard]] Algorithm algorithm() const override { return algorithm_; }
   [[nodiscard]] std::optional<Bytes> sent() const override { return sent_; }
 

@@ -1,0 +1,114 @@
+#include "src/device/cuda/cuda_device.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+namespace shardbench::cuda {
+namespace {
+
+constexpr int longest_bus_id = 32;
+
+// A step writes its tokens and a few numbers: a hundred steps and more until the staging memory is used up.
+constexpr std::size_t staging_bytes = std::size_t{8} << 20;
+constexpr std::size_t staging_alignment = 256;
+
+PinnedMemory allocate_pinned(std::size_t bytes) {
+  void* memory = nullptr;
+  SHARDBENCH_CUDA(cudaMallocHost(&memory, bytes));
+  return PinnedMemory(static_cast<std::byte*>(memory));
+}
+
+StreamHandle make_stream(int priority) {
+  cudaStream_t stream = nullptr;
+  SHARDBENCH_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority));
+  return StreamHandle(stream);
+}
+
+cudaMemPool_t pool_of(int ordinal) {
+  cudaMemPool_t pool = nullptr;
+  SHARDBENCH_CUDA(cudaDeviceGetDefaultMemPool(&pool, ordinal));
+  return pool;
+}
+
+}  // namespace
+
+int visible_devices() {
+  int devices = 0;
+  const cudaError_t code = cudaGetDeviceCount(&devices);
+  if (code == cudaErrorNoDevice || code == cudaErrorInsufficientDriver || code == cudaErrorStubLibrary) {
+    cudaGetLastError();
+    return 0;
+  }
+  SHARDBENCH_CUDA(code);
+  return devices;
+}
+
+CudaDevice::CudaDevice(int ordinal) : ordinal_(ordinal) {
+  SHARDBENCH_CUDA(cudaSetDevice(ordinal));
+  cudaDeviceProp properties{};
+  SHARDBENCH_CUDA(cudaGetDeviceProperties(&properties, ordinal));
+  model_ = properties.name;
+  char bus_id[longest_bus_id] = {};
+  SHARDBENCH_CUDA(cudaDeviceGetPCIBusId(bus_id, longest_bus_id, ordinal));
+  bus_id_ = bus_id;
+  int lowest = 0;
+  int highest = 0;
+  SHARDBENCH_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  compute_ = make_stream(lowest);
+  staging_ = allocate_pinned(staging_bytes);
+  // By default the pool gives all that is free back to the driver whenever the host waits for the device.
+  std::uint64_t everything = std::numeric_limits<std::uint64_t>::max();
+  SHARDBENCH_CUDA(cudaMemPoolSetAttribute(pool_of(ordinal), cudaMemPoolAttrReleaseThreshold, &everything));
+}
+
+std::string CudaDevice::name() const { return fmt::format("{} {}", model_, bus_id_); }
+
+StreamHandle CudaDevice::make_comm_stream() {
+  int lowest = 0;
+  int highest = 0;
+  SHARDBENCH_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  return make_stream(highest);
+}
+
+Bytes CudaDevice::reserved() const {
+  std::uint64_t bytes = 0;
+  SHARDBENCH_CUDA(cudaMemPoolGetAttribute(pool_of(ordinal_), cudaMemPoolAttrReservedMemCurrent, &bytes));
+  return Bytes(static_cast<std::int64_t>(bytes));
+}
+
+std::shared_ptr<std::byte> CudaDevice::allocate(Bytes size) {
+  void* data = nullptr;
+  const auto bytes = static_cast<std::size_t>(std::max<std::int64_t>(size.count(), 1));
+  SHARDBENCH_CUDA(cudaMallocAsync(&data, bytes, compute()));
+  return {static_cast<std::byte*>(data),
+          [stream = compute_](std::byte* p) { static_cast<void>(cudaFreeAsync(p, stream.get())); }};
+}
+
+void CudaDevice::read(std::span<std::byte> to, const std::byte* from) {
+  if (to.empty()) return;
+  SHARDBENCH_CUDA(cudaMemcpyAsync(to.data(), from, to.size(), cudaMemcpyDeviceToHost, compute()));
+  SHARDBENCH_CUDA(cudaStreamSynchronize(compute()));
+}
+
+void CudaDevice::write(std::byte* to, std::span<const std::byte> from) {
+  // Through memory of our own: a copy of pageable memory may make the host wait for the stream.
+  while (!from.empty()) {
+    if (staged_ == staging_bytes) {
+      SHARDBENCH_CUDA(cudaStreamSynchronize(compute()));
+      staged_ = 0;
+    }
+    const std::size_t size = std::min(from.size(), staging_bytes - staged_);
+    std::byte* const slot = staging_.get() + staged_;
+    std::copy_n(from.data(), size, slot);
+    SHARDBENCH_CUDA(cudaMemcpyAsync(to, slot, size, cudaMemcpyHostToDevice, compute()));
+    staged_ = std::min(staging_bytes,
+                       (staged_ + size + staging_alignment - 1) / staging_alignment * staging_alignment);
+    to += size;
+    from = from.subspan(size);
+  }
+}
+
+}  // namespace shardbench::cuda
