@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "kernels/cuda/attention.hpp"
 #include "kernels/cuda/gemm.hpp"
 #include "kernels/cuda/launch.hpp"
 #include "src/errors.hpp"
@@ -77,6 +78,11 @@ class CudaKernels final : public Kernels {
     const Stored queries(*this, q);
     const Stored keys(*this, k);
     const Stored values(*this, v);
+    if (is_tiled(shape)) {
+      cuda::tiled_attention_forward(out.data, log_sum_exp.data(),
+                                    {queries.rounded(), keys.rounded(), values.rounded()}, shape, stream());
+      return;
+    }
     const BufferRef scores = allocate_scores(shape);
     for_each_tile(shape, [&](const Tile& tile) {
       gemm_.run(tile.product(tile.q.rows, tile.q.reach, shape.head_size, dtype_),
@@ -98,6 +104,20 @@ class CudaKernels final : public Kernels {
     const Stored keys(*this, k);
     const Stored values(*this, v);
     const Stored d_outs(*this, d_out);
+    if (is_tiled(shape)) {
+      const BufferRef row_products =
+          memory_.allocate(Category::workspace, DType::fp32, Elements(log_sum_exp.size()));
+      cuda::tiled_attention_backward({.dq = dq.data,
+                                      .dk = dk.data,
+                                      .dv = dv.data,
+                                      .d_out = d_out.data,
+                                      .rounded_d_out = d_outs.rounded(),
+                                      .out = out.data,
+                                      .log_sum_exp = log_sum_exp.data(),
+                                      .row_products = row_products->floats().data()},
+                                     {queries.rounded(), keys.rounded(), values.rounded()}, shape, stream());
+      return;
+    }
     const BufferRef scores = allocate_scores(shape);
     const BufferRef d_scores = allocate_scores(shape);
     fill_zero(view_of(dk));
@@ -227,6 +247,10 @@ class CudaKernels final : public Kernels {
       data_ = copy_->data();
     }
     [[nodiscard]] Operand operand() const { return {data_, columns_}; }
+    /// Where products read bf16.
+    [[nodiscard]] const bodies::BFloat16* rounded() const {
+      return reinterpret_cast<const bodies::BFloat16*>(data_);
+    }
     [[nodiscard]] Operand heads(const Heads& heads) const {
       return {data_ + heads.offset * size_of(dtype_), heads.row_stride, Transpose::no, heads.head_stride};
     }
@@ -250,6 +274,11 @@ class CudaKernels final : public Kernels {
   static float beta(Output output) { return output == Output::accumulate ? 1.0F : 0.0F; }
   static float score_scale(const AttentionShape& shape) {
     return 1.0F / std::sqrt(static_cast<float>(shape.head_size));
+  }
+
+  /// Tensor cores take fp32 only shortened, and heads only in whole pieces; else scores go through memory.
+  [[nodiscard]] bool is_tiled(const AttentionShape& shape) const {
+    return dtype_ == DType::bf16 && cuda::has_tiled_attention(shape);
   }
 
   static std::int64_t tile_rows(const AttentionShape& shape) {

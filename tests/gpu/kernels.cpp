@@ -313,8 +313,12 @@ TEST(GpuProducts, Linear) {
 
 TEST(GpuProducts, Attention) {
   // Grouped heads, lengths that are no multiple of anything, several tiles.
-  for (const kernels::AttentionShape& shape :
-       {kernels::AttentionShape{2, 5, 4, 2, 4}, {1, 200, 6, 3, 16}, {2, 130, 4, 4, 64}, {1, 2100, 4, 2, 8}})
+  for (const kernels::AttentionShape& shape : {kernels::AttentionShape{2, 5, 4, 2, 4},
+                                               {1, 200, 6, 3, 16},
+                                               {2, 130, 4, 4, 64},
+                                               {1, 2100, 4, 2, 8},
+                                               {2, 333, 4, 1, 128},
+                                               {1, 65, 2, 2, 32}})
     for (const DType dtype : {DType::fp32, DType::bf16})
       expect_twins(
           [=](Side& side) {
