@@ -18,6 +18,9 @@ MINIMUM_SAMPLES = 6
 DEVIATIONS_PER_IQR = 0.7413
 """A normal distribution's standard deviation over its interquartile range."""
 
+DEVIATIONS_PER_MAD = 1.4826
+"""And over its median absolute deviation (Rousseeuw and Croux, JASA 88, 1993, 1273-1283)."""
+
 PARTS = ("compute_s", "exposed_s", "optimizer_s", "other_s")
 """The columns of `steps` that add up to step_s, seconds."""
 
@@ -155,8 +158,7 @@ def rank_effect(steps: pd.DataFrame, column: str) -> float | None:
     intraclass correlation ICC(1) = between / (between + within) (Shrout and Fleiss, Psychological Bulletin 86, 1979,
     420-428), with robust variances in place of means of squares, so that one slow step is not taken for a slow rank:
 
-    - within: (1.4826 MAD)^2 of the deviations from each rank's median (1.4826 makes the median absolute deviation a
-      normal distribution's standard deviation: Rousseeuw and Croux, JASA 88, 1993, 1273-1283);
+    - within: (`DEVIATIONS_PER_MAD` MAD)^2 of the deviations from each rank's median;
     - between: the variance of the ranks' medians, less what within adds to it: a median of n normal samples has the
       variance pi/2 within / n for large n (Cramer, Mathematical Methods of Statistics, 1946, section 28.5).
 
@@ -166,6 +168,6 @@ def rank_effect(steps: pd.DataFrame, column: str) -> float | None:
     if values.shape[0] < MINIMUM_SAMPLES or values.shape[1] < 2:
         return None
     medians = np.median(values, axis=0)
-    within = float((1.4826 * np.median(np.abs(values - medians))) ** 2)
+    within = float((DEVIATIONS_PER_MAD * np.median(np.abs(values - medians))) ** 2)
     between = max(0.0, float(np.var(medians, ddof=1)) - pi / 2 * within / values.shape[0])
     return between / (between + within) if between > 0 else 0.0

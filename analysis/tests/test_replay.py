@@ -10,7 +10,7 @@ COMPUTE = Local("compute", "forward", "block", -1, 0)
 
 
 def gather(queue: str = "dp") -> Collective:
-    return Collective("all_gather", "ring", "bf16", "dp", 4, 1000, queue)
+    return Collective("all_gather", "ring", "bf16", "dp", 1000, queue)
 
 
 def run(schedule: list[Operation], compute_s: float = 3.0, collective_s: float = 2.0) -> Step:

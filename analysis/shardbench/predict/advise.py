@@ -4,7 +4,6 @@ Memory is what the executables plan at the N in question. Time is predicted: eac
 platform, and extrapolated (`outlook`).
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -18,16 +17,15 @@ from pathlib import Path
 from shardbench.bar import bar
 from shardbench.errors import RunError, UsageError
 from shardbench.predict.model import (
-    Configuration,
     Measured,
     Prediction,
     build,
     configurations,
     fit_places,
     measure,
+    with_residual,
 )
-from shardbench.predict.model import with_residual
-from shardbench.predict.schedule import executable
+from shardbench.predict.schedule import ANY_FLOPS, ask
 from shardbench.processes import ends_with_this_process
 from shardbench.read import read_trace
 
@@ -39,6 +37,7 @@ SHRUNK_HEADS = (2, 16)
 other ways for those."""
 
 PATIENCE_S = 600
+"""A rehearsal takes seconds to a minute; only a hang is to be found here."""
 
 
 @dataclass(frozen=True)
@@ -123,25 +122,12 @@ def advise(request: Request) -> tuple[list[Advice], list[str]]:
 
 
 def _peak_bytes(request: Request, candidate: Candidate) -> int:
-    path = executable(candidate.scenario, request.binaries)
-    command = [
-        str(path),
-        "--plan",
-        f"--ranks={request.ranks}",
-        f"--model={request.model}",
-        "--compute=timed",
-        "--flops=1e12",
-    ]
-    done = subprocess.run(
-        [*command, *request.arguments, *candidate.options],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+    arguments = (
+        *(f"--ranks={request.ranks}", f"--model={request.model}", "--compute=timed", f"--flops={ANY_FLOPS}"),
+        *(*request.arguments, *candidate.options),
     )
-    if done.returncode:
-        raise UsageError(" ".join(done.stderr.split()))
-    return int(json.loads(done.stdout)["memory"]["peak_bytes"]["total_tracked"])
+    answer = ask(candidate.scenario, arguments, request.binaries)
+    return int(answer["memory"]["peak_bytes"]["total_tracked"])
 
 
 def _predictions(request: Request, fitting: Sequence[Candidate]) -> dict[Candidate, Prediction]:
@@ -194,14 +180,9 @@ def _small_runs(request: Request, rehearsed: Iterable[Candidate], ranks: int) ->
     for tp in tensor:
         if tp > 1:
             for size in SHRUNK_HEADS:
-                shape = {
-                    "layers": 2,
-                    "hidden": 8 * tp * size,
-                    "heads": 8 * tp,
-                    "kv-heads": tp,
-                    "ffn": 24 * tp * size,
-                }
-                shape |= {"vocab": 32 * tp * size, "seq": 64, "tp": tp, "steps": 1, "warmup": 1}
+                hidden = 8 * tp * size
+                shape = {"layers": 2, "hidden": hidden, "heads": 8 * tp, "kv-heads": tp, "ffn": 3 * hidden}
+                shape |= {"vocab": 4 * hidden, "seq": 64, "tp": tp, "steps": 1, "warmup": 1}
                 options = (f"--{name}={value}" for name, value in shape.items())
                 yield _Run("mesh2d", ranks, (*options, "--sequence-parallel"))
 

@@ -20,6 +20,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from shardbench import stats
+
 PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
 """An all-reduce is a reduce-scatter and an all-gather: twice the rounds and the volume."""
 
@@ -36,6 +38,7 @@ TUNED = ("nccl",)
 """Algorithms that choose among ways, each about a line, the one that they expect to be fastest."""
 
 MOST_LINES = 4
+"""Of a kind; the cost of looking for them grows with each."""
 
 FEWEST = 4
 """Samples of a line where there are several: one more than it may have terms, so that they can contradict it."""
@@ -50,8 +53,10 @@ LIKELY = 0.01
 """Systematic relative deviation from a line that nobody would wonder at."""
 
 STARTS = 8
-ITERATIONS = 50
+"""Into so many parts the samples are cut where a search for lines starts."""
 
+ITERATIONS = 50
+"""Most rounds of reassigning or reweighting; both settle in far fewer."""
 
 MODELS = (("base", "alpha", "beta"), ("alpha", "beta"), ("base", "beta"), ("beta",))
 """Which terms may be there, most first."""
@@ -134,8 +139,9 @@ class Coefficient:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A fitted line over the sizes from `smallest` to `largest`, bytes. `square`: sum of squared residuals, in tolerances. `longest`: what alpha
-    cannot exceed, seconds.
+    """A fitted line over the sizes from `smallest` to `largest`, bytes.
+
+    `square`: sum of squared residuals, in tolerances. `longest`: what alpha cannot exceed, seconds.
 
     `terms` names the coefficients that the data could tell apart, in order: base (s), alpha (s a round), beta (s a byte).
     `information` is the inverse of their covariance.
@@ -214,8 +220,7 @@ def rounds(kind: Kind, group: Group, growth: Growth) -> float:
         Growth.LINEAR: n - 1,
         Growth.LOGARITHMIC: log2(n) if kind.algorithm in OPAQUE else ceil(log2(n)),
         Growth.NODES: group.nodes - 1,
-        Growth.TREE: group.nodes.bit_length()
-        - 1,  # rounded down, as NCCL's tuner counts (src/comm/nccl_model.cpp)
+        Growth.TREE: int(log2(group.nodes)),  # rounded down, as NCCL's tuner counts (src/comm/nccl_model.cpp)
     }[growth]
     return float(PASSES[kind.collective] * once)
 
@@ -470,11 +475,11 @@ def _huber(
     """Solves design @ x = target, outliers weighted down; x and the weights of the rows."""
     weights = np.ones(len(design))
     values = np.zeros(design.shape[1])
-    for _ in range(50):
+    for _ in range(ITERATIONS):
         root = np.sqrt(weights)
         found = np.linalg.lstsq(design * root[:, None], target * root, rcond=None)[0]
         residuals = np.abs(target - design @ found)
-        deviation = 1.4826 * float(np.median(residuals))  # of a normal distribution, from the median
+        deviation = stats.DEVIATIONS_PER_MAD * float(np.median(residuals))
         weights = np.minimum(1.0, HUBER * max(deviation, EXACT) / np.maximum(residuals, EXACT))
         if np.allclose(found, values, rtol=1e-10, atol=0.0):
             break

@@ -16,7 +16,7 @@ from shardbench.predict import alphabeta
 from shardbench.predict.alphabeta import LOCAL, OPAQUE, Fit, Group, Kind, Line, Sample
 from shardbench.predict.costs import LocalCosts, Observation, local_costs, observe
 from shardbench.predict.replay import Step, Times, replay
-from shardbench.predict.samples import BENCHMARK, group_of, kind_of, pooled, ranks_per_node, samples_of
+from shardbench.predict.samples import group_of, kind_of, pooled, ranks_per_node, samples_of
 from shardbench.predict.schedule import (
     ONLY_SIMULATED,
     Collective,
@@ -28,6 +28,7 @@ from shardbench.predict.schedule import (
     setup_of,
 )
 from shardbench.read import Config, Trace
+from shardbench.validate import BENCHMARK
 
 DRAWS = 200
 """Of the uncertain costs; the 95 % interval of a prediction are the 5th smallest and largest step but for rounding."""

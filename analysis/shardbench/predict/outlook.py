@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from shardbench.ends import EXPOSED_LIMIT
 from shardbench.errors import RunError, UsageError
 from shardbench.predict.alphabeta import Fit, Kind
 from shardbench.predict.model import (
@@ -22,13 +23,10 @@ from shardbench.predict.model import (
     with_residual,
 )
 
-EXPOSED_LIMIT = 0.10
-"""The share of a step from which on its communication counts as exposed."""
-
 
 @dataclass(frozen=True)
 class Outlook:
-    """Of one configuration. `exposed_from`: the N from which its exposed share is above `EXPOSED_LIMIT`, or None."""
+    """Of one configuration. `exposed_from`: the N from which its exposed share is above `ends.EXPOSED_LIMIT`, or None."""
 
     configuration: Configuration
     predictions: tuple[Prediction, ...]

@@ -6,7 +6,6 @@ import subprocess
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +15,21 @@ from shardbench.read import Config
 PATIENCE_S = 300
 """A plan takes 0.1 s at 2048 ranks; only a hang is to be found here."""
 
+ANY_FLOPS = "1e12"
+"""How fast compute is changes nothing in a plan, but imitated compute has to be told."""
+
 DIMENSIONS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")
 
 STEP_OPTIONS = (
     *("micro-batch", "grad-accum", "global-batch", "param-dtype", "reduce-dtype", "fp32-grad-accum", "clip"),
-    *(
-        "recompute",
-        "layout",
-        "wrap",
-        "reshard-after-forward",
-        "prefetch",
-        "communicators",
-        "rs-wait",
-        "bucket-mb",
-    ),
-    *("param-gather", "sequence-parallel", "algorithm", "progress", "ranks-per-node", "payload", "threads"),
+    *("recompute", "layout", "wrap", "reshard-after-forward", "prefetch", "communicators", "rs-wait"),
+    *("bucket-mb", "param-gather", "sequence-parallel", "algorithm", "progress", "ranks-per-node"),
+    *("payload", "threads"),
 )
 """Options that decide what a step does or what it needs."""
 
 ONLY_SIMULATED = {"algorithm": ("nccl", "coarse"), "progress": ("stream",)}
 """Values that the release build refuses. The schedule is the same without."""
-
-COMPUTE_KINDS = ("compute", "copy_in", "copy_out")
 
 
 @dataclass(frozen=True)
@@ -60,7 +52,6 @@ class Collective:
     algorithm: str
     dtype: str
     axis: str
-    group_size: int
     size: int
     queue: str
 
@@ -75,13 +66,6 @@ class Wait:
 Operation = Local | Collective | Wait
 
 
-class Scaling(Enum):
-    """What stays the same over N."""
-
-    WEAK = "batch per rank fixed"
-    STRONG = "global batch fixed"
-
-
 @dataclass(frozen=True)
 class Setup:
     """A configuration but for its world size."""
@@ -91,13 +75,13 @@ class Setup:
     arguments: tuple[str, ...]
     tp: int
     layers: int
+    seq: int
     has_root: bool
     communicators: int
 
     def at(self, ranks: int) -> list[str]:
         """The executable's arguments."""
-        mesh = [f"--tp={self.tp}"] if self.scenario == "mesh2d" else []
-        mesh += ["--dp=-1"] if self.scenario == "mesh2d" else []
+        mesh = [f"--tp={self.tp}", "--dp=-1"] if self.scenario == "mesh2d" else []
         return [f"--ranks={ranks}", *self.arguments, *mesh]
 
 
@@ -110,8 +94,6 @@ class Schedule:
     tp: int
     operations: tuple[Operation, ...]
     peak_bytes: int
-    static_bytes: int
-    optimizer_bytes: int
     tokens: int
 
 
@@ -145,8 +127,8 @@ def setup_of(scenario: str, config: Config, binaries: Path) -> Setup:
     shape += ["--tied" if model["tied"] else "--untied"]
     arguments = [f"--model={options['model']}", *shape]
     if options.get("compute") == "timed":
-        arguments += ["--compute=timed", "--flops=1e12"]  # how fast compute is changes nothing in a plan
-    defaults = _ask(scenario, [*arguments, "--ranks=1"], binaries)["options"]
+        arguments += ["--compute=timed", f"--flops={ANY_FLOPS}"]
+    defaults = ask(scenario, [*arguments, "--ranks=1"], binaries)["options"]
     is_strong = options.get("global-batch") is not None
     for name in STEP_OPTIONS:
         value = options.get(name)
@@ -164,6 +146,7 @@ def setup_of(scenario: str, config: Config, binaries: Path) -> Setup:
         arguments=tuple(arguments),
         tp=int(options.get("tp", 1)),
         layers=int(model["layers"]),
+        seq=int(model["seq"]),
         has_root=options.get("wrap") == "root",
         communicators=int(options.get("communicators") or 1),
     )
@@ -176,9 +159,8 @@ def plan(setup: Setup, ranks: int, binaries: Path) -> Schedule:
         UsageError: the executable is missing, or refuses.
         RunError: it did not answer.
     """
-    answer = _ask(setup.scenario, setup.at(ranks), binaries)
+    answer = ask(setup.scenario, setup.at(ranks), binaries)
     options, events = answer["options"], answer["events"]
-    ledger = {(row["axis"], row["quantity"]): row["planned"] for row in answer["ledger"]}
     sequences = options["micro-batch"] * options["grad-accum"] * options["dp"]
     return Schedule(
         ranks=ranks,
@@ -186,17 +168,16 @@ def plan(setup: Setup, ranks: int, binaries: Path) -> Schedule:
         tp=options["tp"],
         operations=tuple(operations(events, setup.layers, setup.has_root, setup.communicators)),
         peak_bytes=answer["memory"]["peak_bytes"]["total_tracked"],
-        static_bytes=answer["memory"]["static_bytes"],
-        optimizer_bytes=int(ledger["world", "optimizer_bytes"]),
-        tokens=sequences * _seq(setup),
+        tokens=sequences * setup.seq,
     )
 
 
-def _seq(setup: Setup) -> int:
-    return next(int(text.partition("=")[2]) for text in setup.arguments if text.startswith("--seq="))
+def ask(scenario: str, arguments: Sequence[str], binaries: Path) -> dict[str, Any]:
+    """What an executable answers to `--plan`.
 
-
-def _ask(scenario: str, arguments: Sequence[str], binaries: Path) -> dict[str, Any]:
+    Raises:
+        UsageError, RunError: as for `plan`.
+    """
     path = executable(scenario, binaries)
     try:
         done = subprocess.run(
@@ -210,7 +191,7 @@ def _ask(scenario: str, arguments: Sequence[str], binaries: Path) -> dict[str, A
         raise RunError(f"{path} --plan did not answer ({error}); run make build") from error
     if done.returncode:
         reason = " ".join(done.stderr.split()) or f"{path} --plan ended with exit code {done.returncode}"
-        raise UsageError(f"no schedule: {reason}")
+        raise UsageError(reason)
     return dict(json.loads(done.stdout))
 
 
@@ -235,7 +216,6 @@ def operations(
                 algorithm=row["algorithm"],
                 dtype=row["dtype"],
                 axis=row["axis"],
-                group_size=row["group_size"],
                 size=row["bytes"],
                 queue=_queue(row, communicators),
             )

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from shardbench.ends import EXPOSED_LIMIT
 from shardbench.errors import RunError
 from shardbench.predict.directory import read_for_fits
 from shardbench.predict.model import Prediction, Skill
-from shardbench.predict.outlook import EXPOSED_LIMIT, Outlook, outlooks_of
+from shardbench.predict.outlook import Outlook, outlooks_of
 from shardbench.sweep.launchers import find_installation
 from shardbench.units import MILLISECONDS, bytes_text, number, percent, text_table
 

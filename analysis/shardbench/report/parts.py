@@ -14,23 +14,10 @@ LONG = 24
 
 NUMERIC = {
     *("N", "launches", "step ms", "95 % interval", "tokens/s", "exposed ms (share)", "peak memory/rank"),
-    *(
-        "exposed ms",
-        "for late ranks ms",
-        "transfer ms",
-        "hidden fraction",
-        "T_compute / T_comm",
-        "IMB overlap %",
-    ),
-    *(
-        "OSU overlap %",
-        "compute inflation",
-        "compute alone ms",
-        "communication alone ms",
-        "elements",
-        "bytes",
-    ),
-    *("elements / Ψ", "× ddp elements", "× ddp bytes", "fastest ms", "slowest ms", "spread", "rank effect"),
+    *("exposed ms", "for late ranks ms", "transfer ms", "hidden fraction", "T_compute / T_comm"),
+    *("IMB overlap %", "OSU overlap %", "compute inflation", "compute alone ms", "communication alone ms"),
+    *("elements", "bytes", "elements / Ψ", "× ddp elements", "× ddp bytes"),
+    *("fastest ms", "slowest ms", "spread", "rank effect"),
     *("size S", "time µs", "busbw GB/s", "wrong"),
 }
 """The headings of right-aligned columns."""
