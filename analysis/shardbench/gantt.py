@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from shardbench.errors import RunError, UsageError
 from shardbench.extract import NANOSECONDS, Extract, Names
-from shardbench.plot import GREY, INK, PURPLE, SKY, STYLE, VERMILION
+from shardbench.plot import BUCKETS, COPYING, OPTIMIZING, STYLE, WAITING
 from shardbench.units import MILLISECONDS, number
 
 MICROSECONDS = 1e6
@@ -27,9 +27,8 @@ WIDTH_INCHES, LANE_INCHES = 10.0, 0.3
 PIXELS_PER_INCH = 150
 LAYER_MAP = "viridis"  # readable in grey, and by the colour-blind
 
-COMPUTE_COLOURS = {"wait": VERMILION, "copy": GREY, "optimizer": PURPLE}
+COMPUTE_COLOURS = {"wait": WAITING, "copy": COPYING, "optimizer": OPTIMIZING}
 HATCHES = {"all_gather": "", "reduce_scatter": "//////", "all_reduce": "xxxxxx"}
-BUCKET_COLOUR = SKY
 
 
 def draw_step(shown: Extract, path: Path, image_format: str) -> list[str]:
@@ -118,7 +117,7 @@ def _compute_colour(kind: str, phase: str, layer: int, layers: Normalize) -> obj
 
 
 def _layer_colour(layer: int, layers: Normalize) -> object:
-    return colormaps[LAYER_MAP](layers(layer)) if layer >= 0 else BUCKET_COLOUR
+    return colormaps[LAYER_MAP](layers(layer)) if layer >= 0 else BUCKETS
 
 
 def _draw_lane(
@@ -152,9 +151,9 @@ def _legend(axes: Axes, events: pd.DataFrame, layers: Normalize) -> None:
     """Only what is there; above the lanes."""
     kinds = set(events["kind"])
     has_optimizer = ((events["kind"] == "compute") & (events["phase"] == "optimizer")).any()
-    patches = [Patch(facecolor=VERMILION, label="waits for communication")] * ("wait" in kinds)
-    patches += [Patch(facecolor=GREY, label="copies")] * bool(kinds & {"copy_in", "copy_out"})
-    patches += [Patch(facecolor=PURPLE, label="optimizer")] * bool(has_optimizer)
+    patches = [Patch(facecolor=WAITING, label="waits for communication")] * ("wait" in kinds)
+    patches += [Patch(facecolor=COPYING, label="copies")] * bool(kinds & {"copy_in", "copy_out"})
+    patches += [Patch(facecolor=OPTIMIZING, label="optimizer")] * bool(has_optimizer)
     has_layers = (events.loc[events["stream"] == "comm", "layer"] >= 0).any()
     colour = _layer_colour((layers.vmax or 0) // 2 if has_layers else -1, layers)
     for kind, hatch in HATCHES.items():

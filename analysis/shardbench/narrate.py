@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shardbench.ends import End, closed_form_end, scaling_end
 from shardbench.overlap import Overlap
 from shardbench.summary import Launch, Point, Series, Study, depth_text
-from shardbench.units import MILLISECONDS, bytes_text, number, percent, plural
+from shardbench.units import MILLISECONDS, bytes_text, listed, number, percent, plural
 
 
 OFF = (0, 0)
@@ -154,8 +154,8 @@ def _exposed(rivals: Mapping[str, Point]) -> str:
     shares = {label: point.exposed_share for label, point in rivals.items()}
     least, most = min(shares, key=lambda label: shares[label]), max(shares, key=lambda label: shares[label])
     if least == most:
-        return f"are {percent(shares[least])} of a step ({least})"
-    return f"are {percent(shares[least])} ({least}) to {percent(shares[most])} ({most}) of a step"
+        return f"are {percent(shares[least])} of a step for {least}"
+    return f"are {percent(shares[least])} of a step for {least}, up to {percent(shares[most])} for {most}"
 
 
 def _prefetch_pair(study: Study) -> str | None:
@@ -193,7 +193,7 @@ def _hidden(study: Study) -> str | None:
         return None
     size = max(by_size, key=lambda candidate: (len(by_size[candidate]), -candidate))
     ranked = sorted(by_size[size].items(), key=lambda item: -item[1])
-    texts = [f"{number(value, 3)} % ({label})" for label, value in dict.fromkeys([ranked[0], ranked[-1]])]
+    texts = [f"{percent(value / 100)} for {label}" for label, value in dict.fromkeys([ranked[-1], ranked[0]])]
     return f"the hidden fraction at N = {size} is {' to '.join(texts)}"
 
 
@@ -263,8 +263,3 @@ def _separation(faster: Point, slower: Point) -> str:
     if faster.step_s.high < slower.step_s.low:
         return "The 95 % intervals of their step times do not overlap."
     return "The 95 % intervals of their step times overlap: the order may be chance."
-
-
-def listed(items: Sequence[str]) -> str:
-    """'a', 'a and b', 'a, b and c'."""
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

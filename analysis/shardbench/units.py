@@ -85,6 +85,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{ending}"
 
 
+def listed(items: Sequence[str]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
 def text_table(rows: Sequence[Sequence[str]], numeric: Collection[str]) -> str:
     """Rows below their headings, aligned; the columns with the headings `numeric` to the right."""
     columns = []

@@ -5,29 +5,27 @@ there is drawn: what is absent or zero is returned as a list of clauses, to be s
 """
 
 from shardbench.plot.canvas import (
-    GREY,
+    BUCKETS,
+    COPYING,
     INK,
-    PURPLE,
+    OPTIMIZING,
     SERIES_COLOURS,
     SERIES_MARKERS,
-    SKY,
     STYLE,
-    VERMILION,
+    WAITING,
     Drawing,
     drawn,
-    layer_colour,
 )
 
 __all__ = [
-    "GREY",
+    "BUCKETS",
+    "COPYING",
     "INK",
-    "PURPLE",
+    "OPTIMIZING",
     "SERIES_COLOURS",
     "SERIES_MARKERS",
-    "SKY",
     "STYLE",
-    "VERMILION",
+    "WAITING",
     "Drawing",
     "drawn",
-    "layer_colour",
 ]

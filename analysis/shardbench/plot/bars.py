@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-from matplotlib.transforms import blended_transform_factory
 
 from shardbench.plot.canvas import (
     AMBER,
@@ -19,6 +18,7 @@ from shardbench.plot.canvas import (
     SKY,
     VERMILION,
     WIDTH_INCHES,
+    legend_above,
     short,
     wrap,
 )
@@ -40,6 +40,8 @@ COLOURS = {
     "padding": AMBER,
 }
 TEXTBOOK = "textbook formula"
+ON_PAPER = "computed on paper"
+"""Reference values: diamonds. Other marks are what was measured or expected: lines."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def _draw_bar(axes: Axes, y: float, bar: Bar, unit: Unit, extent: float) -> None
 def _draw_mark(axes: Axes, y: float, x: float, name: str) -> None:
     shape = (
         {"marker": "D", "markersize": 5.5, "markerfacecolor": "white", "markeredgewidth": 1.2}
-        if name == TEXTBOOK
+        if name in (TEXTBOOK, ON_PAPER)
         else {"marker": "|", "markersize": 15, "markeredgewidth": 2}
     )
     axes.plot([x], [y], linestyle="none", markeredgecolor=INK, label=name, clip_on=False, **shape)
@@ -137,14 +139,4 @@ def _legend(axes: Axes) -> None:
     named = [artist for artist in [*axes.containers, *axes.lines] if not artist.get_label().startswith("_")]
     once = {artist.get_label(): artist for artist in reversed(named)}
     names = list(dict.fromkeys(artist.get_label() for artist in named))
-    axes.legend(
-        [once[name] for name in names],
-        names,
-        loc="lower left",
-        # From the figure's left edge: long labels leave an axis little width.
-        bbox_to_anchor=(0.01, 1),
-        bbox_transform=blended_transform_factory(axes.figure.transFigure, axes.transAxes),
-        borderaxespad=0.2,
-        ncol=3,
-        markerscale=0.75,
-    )
+    legend_above(axes, handles=[once[name] for name in names], labels=names, markerscale=0.75)

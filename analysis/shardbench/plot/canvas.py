@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 import matplotlib.style
 from matplotlib import colormaps
@@ -14,7 +15,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
-from matplotlib.transforms import ScaledTranslation
+from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 
 from shardbench.units import number
 
@@ -24,6 +25,9 @@ INK, MUTED, RULE = "#1b2733", "#56636f", "#dde3e8"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 BLUE, VERMILION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 SKY, AMBER, GREY = "#56b4e9", "#e69f00", "#a9b4be"
+
+WAITING, COPYING, OPTIMIZING, BUCKETS = VERMILION, GREY, PURPLE, SKY
+"""What is no layer's in a timeline; not among the colours of layers."""
 
 SERIES_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, AMBER, SKY)
 SERIES_MARKERS = "osD^vPX"  # one more than colours, so that 42 lines differ
@@ -144,6 +148,18 @@ def legend_below(axes: Axes, extra: Sequence[Artist] = ()) -> None:
         bbox_to_anchor=(0, 0),
         bbox_transform=axes.transAxes + under_label,
         borderaxespad=0,
+    )
+
+
+def legend_above(axes: Axes, **entries: Any) -> None:
+    """The legend above the axes, from the figure's left edge: long labels leave an axis little width."""
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0.01, 1),
+        bbox_transform=blended_transform_factory(axes.figure.transFigure, axes.transAxes),
+        borderaxespad=0.2,
+        ncol=3,
+        **entries,
     )
 
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from shardbench.plot.bars import ROW_INCHES
-from shardbench.plot.canvas import BLUE, GREY, INK, VERMILION, WIDTH_INCHES, wrap
+from shardbench.plot.canvas import BLUE, GREY, INK, VERMILION, WIDTH_INCHES, legend_above, wrap
 from shardbench.units import MILLISECONDS
 
 DOTS_UP_TO = 32
@@ -74,7 +74,7 @@ def spread(groups: Sequence[tuple[str, Sequence[Spread]]]) -> Figure:
     if any(one.straggler is not None for _, members in groups for one in members):
         ring = {"markerfacecolor": "none", "markeredgecolor": VERMILION, "color": INK}
         handles.append(Line2D([], [], label="is waited for", **dot | {"markersize": 8}, **ring))
-    axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncol=3)
+    legend_above(axes, handles=handles)
     return figure
 
 

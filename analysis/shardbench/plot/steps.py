@@ -9,17 +9,16 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from shardbench.onestep import Lane, OneStep, Span
-from shardbench.plot.canvas import AMBER, GREEN, GREY, VERMILION, WIDTH_INCHES, layer_colour
+from shardbench.plot.canvas import BUCKETS, COPYING, OPTIMIZING, WAITING, WIDTH_INCHES, layer_colour
 from shardbench.units import MILLISECONDS
 
-BUCKET = AMBER
-OTHER_KINDS = {"wait": VERMILION, "copy_in": GREY, "copy_out": GREY}
+OTHER_KINDS = {"wait": WAITING, "copy_in": COPYING, "copy_out": COPYING}
 
 
 def timeline(step: OneStep, layers: int) -> Figure:
     """A row for compute and one for each direction of the stream comm; layers from 0 to `layers` + 1."""
     lanes = [lane for lane in Lane if any(span.lane is lane for span in step.spans)]
-    figure = Figure(figsize=(WIDTH_INCHES, 1.75 + 0.36 * len(lanes)), layout="constrained")
+    figure = Figure(figsize=(WIDTH_INCHES, 1.85 + 0.36 * len(lanes)), layout="constrained")
     axes = figure.add_subplot()
     for row, lane in enumerate(lanes):
         spans = [span for span in step.spans if span.lane is lane]
@@ -41,7 +40,7 @@ def timeline(step: OneStep, layers: int) -> Figure:
     if any(span.layer >= 0 for span in step.spans):
         colours = ListedColormap([layer_colour(layer, layers) for layer in range(layers + 2)])
         scale = ScalarMappable(Normalize(-0.5, layers + 1.5), colours)
-        bar = figure.colorbar(scale, ax=axes, orientation="horizontal", fraction=0.06, pad=0.02, aspect=50)
+        bar = figure.colorbar(scale, ax=axes, orientation="horizontal", fraction=0.06, pad=0.05, aspect=50)
         bar.set_label("layer (0 embedding, last: head)", size=9)
         bar.locator = MaxNLocator(8, integer=True)
         bar.update_ticks()
@@ -56,16 +55,16 @@ def _colour(span: Span, layers: int) -> str | tuple[float, float, float, float]:
         return OTHER_KINDS[span.kind]
     if span.layer >= 0:
         return layer_colour(span.layer, layers)
-    return GREEN if span.lane is Lane.COMPUTE else BUCKET
+    return OPTIMIZING if span.lane is Lane.COMPUTE else BUCKETS
 
 
 def _handles(step: OneStep) -> Iterator[Patch]:
     kinds = {span.kind for span in step.spans}
     if "wait" in kinds:
-        yield Patch(color=VERMILION, label="waits (exposed)")
+        yield Patch(color=WAITING, label="waits (exposed)")
     if kinds & {"copy_in", "copy_out"}:
-        yield Patch(color=GREY, label="copies")
+        yield Patch(color=COPYING, label="copies")
     if any(span.lane is Lane.COMPUTE and span.kind == "compute" and span.layer < 0 for span in step.spans):
-        yield Patch(color=GREEN, label="optimizer")
+        yield Patch(color=OPTIMIZING, label="optimizer")
     if any(span.lane is not Lane.COMPUTE and span.layer < 0 for span in step.spans):
-        yield Patch(color=BUCKET, label="buckets")
+        yield Patch(color=BUCKETS, label="buckets")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from shardbench.plot import bars
-from shardbench.plot.bars import TEXTBOOK, Bar, Bars
+from shardbench.plot.bars import ON_PAPER, TEXTBOOK, Bar, Bars
 from shardbench.report.parts import Figure, Group, figure, names, omissions, size_text
 from shardbench.summary import Point, Study
 from shardbench.units import byte_unit, bytes_text
@@ -121,7 +121,7 @@ def _peak_bar(point: Point) -> Bar | None:
         return None
     marks = {
         "tracked total": None if peak.is_bound else peak.total,
-        TEXTBOOK: point.typical.ledger.peak_textbook,
+        ON_PAPER: point.typical.ledger.peak_textbook,
     }
     return Bar(f"N = {size_text(point)}", _ordered(peak.by_category), marks, peak.total)
 

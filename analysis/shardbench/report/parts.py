@@ -7,9 +7,9 @@ from matplotlib.figure import Figure as Canvas
 
 from shardbench.plot import Drawing, drawn
 from shardbench.summary import Point, Series
-from shardbench.units import MILLISECONDS, number
+from shardbench.units import MILLISECONDS, listed, number
 
-LONG = 24
+LONG = 12
 """Rows from which on a table is closed at first."""
 
 NUMERIC = {
@@ -95,8 +95,11 @@ def omissions(reasons: Iterable[tuple[Series, Point, str]]) -> list[str]:
 
 
 def names(points: Iterable[tuple[Series, Point]]) -> str:
-    """'ddp at N = 1; zero3 at N = 1, 2'."""
+    """'ddp and zero1 at N = 1; zero3 at N = 1, 2'."""
     sizes: dict[str, list[str]] = {}
     for series, point in points:
         sizes.setdefault(series.label, []).append(str(point.size))
-    return "; ".join(f"{label} at N = {', '.join(found)}" for label, found in sizes.items())
+    labels: dict[str, list[str]] = {}
+    for label, found in sizes.items():
+        labels.setdefault(", ".join(found), []).append(label)
+    return "; ".join(f"{listed(members)} at N = {found}" for found, members in labels.items())

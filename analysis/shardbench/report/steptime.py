@@ -38,6 +38,7 @@ SPREAD_HEADINGS = (
     "straggler",
 )
 MOST_TIMELINES = 8
+HOW_TO_READ = "Collectives: from when their turn came until their end was seen. What is shorter than a 2,000th of the step is left out."
 ROUNDING = 1e-9
 """Relative; simulated ranks that are alike differ in the last digits of sums."""
 
@@ -88,7 +89,7 @@ def _step_time(key: str, study: Study) -> Figure:
         f"{key}-step-time",
         "Where a step's time goes",
         "Parts of the slowest rank's step, each the median over timed steps. Exposed communication is the "
-        "time that compute waited; here the slowest rank's, in the table the longest wait of any rank.",
+        "time that compute waited; here the slowest rank's, in the table above the longest wait of any rank.",
         study.title,
         lambda: bars.lying_bars(Bars("time of one step", lambda _: Unit(1, "ms"), groups)),
     )
@@ -191,20 +192,19 @@ def _timelines(key: str, study: Study) -> tuple[list[Figure], list[str]]:
             f"timelines of {MOST_TIMELINES} series are drawn; shardbench timeline draws the others: {rest}"
         )
     figures = [
-        _timeline(f"{key}-timeline-{index}", study, series, point, step)
+        _timeline(f"{key}-timeline-{index}", study, series, point, step, "" if index else HOW_TO_READ)
         for index, (series, point, step) in enumerate(chosen[:MOST_TIMELINES])
     ]
     return figures, missing
 
 
-def _timeline(key: str, study: Study, series: Series, point: Point, step: OneStep) -> Figure:
+def _timeline(key: str, study: Study, series: Series, point: Point, step: OneStep, explained: str) -> Figure:
     layers = point.typical.config.model.get("layers")
     last = layers if isinstance(layers, int) else max([span.layer for span in step.spans] + [1]) - 1
     return figure(
         key,
         f"One step of {name(series, point)}",
-        f"Rank {step.rank}, step {step.step}, the last timed one. Collectives: from when their turn came until their end "
-        "was seen. What is shorter than a 2,000th of the step is left out.",
+        f"Rank {step.rank}, step {step.step}, the last timed one. {explained}".rstrip(),
         study.title,
         lambda: steps.timeline(step, last),
     )
