@@ -76,7 +76,7 @@ def parse_bytes(text: str) -> int:
 
 def percent(share: float) -> str:
     """A share as text, for example '12.3 %'."""
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:z.1f} %"
 
 
 def plural(count: int, noun: str) -> str:

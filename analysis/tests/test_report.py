@@ -41,6 +41,11 @@ def test_table_and_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert cell in one
 
 
+def test_points_that_lack_the_same_are_told_together(tmp_path: Path) -> None:
+    write(tmp_path, *(synthetic(scenario, size=1) for scenario in ("ddp", "zero1", "zero3")))
+    assert "series of one N: ddp, zero1 and zero3 at N\u00a0=\u00a01." in page_of(tmp_path)
+
+
 def test_a_single_point_has_no_scaling_figures(tmp_path: Path) -> None:
     write(tmp_path, synthetic(size=1))
     page = page_of(tmp_path)

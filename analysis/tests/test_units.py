@@ -30,7 +30,8 @@ def test_plural() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("80GB", 80e9), ("1.5 TB", 1.5e12), ("40GiB", 40 * 2**30), ("512B", 512), ("64kB", 64e3)]
+    ("text", "count"),
+    [("80GB", 80e9), ("1.5 TB", 1.5e12), ("40GiB", 40 * 2**30), ("512B", 512), ("64kB", 64e3)],
 )
 def test_sizes_are_read(text: str, count: float) -> None:
     assert units.parse_bytes(text) == count
@@ -40,3 +41,12 @@ def test_sizes_are_read(text: str, count: float) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no size.*; pass for example 80GB"):
         units.parse_bytes(text)
+
+
+def test_nothing_is_not_negative() -> None:
+    assert units.percent(-1e-9) == "0.0 %"
+    assert units.percent(-0.001) == "-0.1 %"
+
+
+def test_lists_read_as_sentences() -> None:
+    assert [units.listed(list("abc")[:count]) for count in (1, 2, 3)] == ["a", "a and b", "a, b and c"]

@@ -134,13 +134,14 @@ def _over_sizes(
     scaled: Sequence[Series], predicted: Predicted, draw: Callable[[Axes, Series, str], list[float]]
 ) -> tuple[Figure, Axes]:
     """Lines over N; `draw` returns a series' values and may draw more beside them."""
-    entries = len(scaled) + 3
+    entries, bases = len(scaled) + 3, len({series.base.size for series in scaled})
     figure = Figure(figsize=(WIDTH_INCHES, 3.1 + 0.2 * entries), layout="constrained")
     axes = figure.add_subplot()
     for series, colour, marker in zip(scaled, cycle(SERIES_COLOURS), cycle(SERIES_MARKERS)):
         values = draw(axes, series, colour)
         sizes = [point.size for point in series.points]
-        name = f"{wrap(series.label)} (base N = {series.base.size})"
+        base = f" (base N = {series.base.size})" if bases > 1 else ""
+        name = f"{wrap(series.label)}{base}"
         simulated = bool(series.base.typical.attributes.simulated)
         fill = {"fillstyle": "bottom" if simulated else "full", "markerfacecoloralt": "white"}
         axes.plot(sizes, values, color=colour, marker=marker, markersize=7, label=name, zorder=3, **fill)

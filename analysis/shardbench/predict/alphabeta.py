@@ -105,9 +105,13 @@ class Kind:
     stride: int
     spans_nodes: bool
 
+    @property
+    def where(self) -> str:
+        """Which ranks communicate, and over which links."""
+        return f"{self.axis}, {'between nodes' if self.spans_nodes else 'in a node'}"
+
     def __str__(self) -> str:
-        where = "between nodes" if self.spans_nodes else "in a node"
-        return f"{self.collective} {self.algorithm} {self.dtype}, {self.axis}, {where}"
+        return f"{self.collective} {self.algorithm} {self.dtype}, {self.where}"
 
 
 @dataclass(frozen=True)

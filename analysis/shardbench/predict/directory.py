@@ -6,6 +6,7 @@ from pathlib import Path
 from shardbench.errors import UsageError
 from shardbench.predict.model import Measured, measure
 from shardbench.summary import Excluded, usable_traces
+from shardbench.units import listed
 
 
 @dataclass
@@ -16,8 +17,11 @@ class Found:
     excluded: list[Excluded] = field(default_factory=list)
 
     def reasons(self) -> list[str]:
-        """A line for each file that was left out."""
-        return [f"left out {file.name}: {file.reason}" for file in self.excluded]
+        """A line for each reason, with the files that were left out for it."""
+        names: dict[str, list[str]] = {}
+        for file in self.excluded:
+            names.setdefault(file.reason, []).append(file.name)
+        return [f"left out {listed(files)}: {reason}" for reason, files in names.items()]
 
 
 def read_for_fits(directory: Path) -> Found:
@@ -29,6 +33,6 @@ def read_for_fits(directory: Path) -> Found:
     for name, trace in usable_traces(directory, found.excluded, for_fits=True):
         found.files.append(measure(trace, name))
     if not found.files:
-        listed = "; ".join(found.reasons())
-        raise UsageError(f"nothing to fit below {directory}: {listed}; run scenarios with --trace events")
+        reasons = "; ".join(found.reasons())
+        raise UsageError(f"nothing to fit below {directory}: {reasons}; run scenarios with --trace events")
     return found

@@ -28,6 +28,7 @@ from shardbench.predict.schedule import (
     setup_of,
 )
 from shardbench.read import Config, Trace
+from shardbench.units import plural
 from shardbench.validate import BENCHMARK
 
 DRAWS = 200
@@ -255,8 +256,8 @@ class _Draws:
 def _unidentifiable(kind: Kind, model: Model) -> str:
     if kind.spans_nodes and not any(known.spans_nodes for known in model.lines):
         return (
-            f"inter-node alpha and beta are not identifiable: all points lie within one node of {model.per_node} "
-            "ranks; add runs on two nodes or more, better on several numbers of them"
+            f"inter-node alpha and beta are not identifiable: all points lie within one node of "
+            f"{plural(model.per_node, 'rank')}; add runs on two nodes or more, better on several numbers of them"
         )
     return (
         f"alpha and beta of {kind} are not identifiable: no usable file has such a collective; add runs that use it, "

@@ -13,6 +13,9 @@ from shardbench.units import bytes_text, number, percent, text_table
 
 HEADINGS = (
     "collective",
+    "algorithm",
+    "dtype",
+    "group",
     "ranks",
     "sizes",
     "alpha µs",
@@ -51,7 +54,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _row(line: Line) -> tuple[str, ...]:
     return (
-        str(line.kind),
+        line.kind.collective,
+        line.kind.algorithm,
+        line.kind.dtype,
+        line.kind.where,
         ",".join(map(str, line.groups)),
         f"{bytes_text(line.smallest)} – {bytes_text(line.largest)}",
         _scaled(line.coefficient("alpha"), MICROSECONDS),

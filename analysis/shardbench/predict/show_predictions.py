@@ -4,6 +4,7 @@ import argparse
 import csv
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +15,7 @@ from shardbench.predict.directory import read_for_fits
 from shardbench.predict.model import Prediction, Skill
 from shardbench.predict.outlook import Outlook, outlooks_of
 from shardbench.sweep.launchers import find_installation
-from shardbench.units import MILLISECONDS, bytes_text, number, percent, text_table
+from shardbench.units import MILLISECONDS, bytes_text, listed, number, percent, text_table
 
 HEADINGS = (
     "configuration",
@@ -60,6 +61,8 @@ def _print(outlooks: Sequence[Outlook], memory: int | None) -> None:
     for outlook in outlooks:
         for sentence in sentences(outlook):
             print(f"{outlook.configuration.label}: {sentence}")
+    for sentence in doubts(outlooks):
+        print(f"\n{sentence}")
     if memory is not None:
         print(f"\n{fastest_that_fits(outlooks, memory)}")
 
@@ -85,26 +88,35 @@ def sentences(outlook: Outlook) -> Iterator[str]:
     if outlook.exposed_from is None:
         yield f"exposed communication stays below {percent(EXPOSED_LIMIT)} up to N = {last}."
     else:
-        yield f"exposed communication is more than {percent(EXPOSED_LIMIT)} of the step from N = {outlook.exposed_from} on."
+        doubt = "?" if any(p.outside and p.ranks <= outlook.exposed_from for p in outlook.predictions) else ""
+        yield f"exposed communication is more than {percent(EXPOSED_LIMIT)} of the step from N = {outlook.exposed_from}{doubt} on."
     if outlook.skill:
         yield _skill_sentence(outlook.skill)
-    doubtful = [p for p in outlook.predictions if p.outside]
-    if doubtful:
-        kinds = sorted({kind for p in doubtful for kind in p.outside})
+
+
+def doubts(outlooks: Iterable[Outlook]) -> Iterator[str]:
+    """What the question marks mean, once for each remedy."""
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for outlook in outlooks:
         tensor = outlook.configuration.setup.tp > 1
         runs = "small models, with the same tp" if tensor else "the program collectives, with small sizes"
-        yield (
-            f"from N = {doubtful[0].ranks} on (marked ?) latency is a larger part of {'; '.join(kinds)} than in any file. The "
-            f"library may have a faster way there; the interval reaches down to no latency. Runs of {runs}, at the same numbers "
-            "of nodes, would show it."
-        )
+        for prediction in outlook.predictions:
+            kinds[runs].update(prediction.outside)
+    for runs, outside in kinds.items():
+        if outside:
+            yield (
+                f"marked ?: latency is a larger part of {listed(sorted(outside))} than in any file. The library may have a "
+                f"faster way there; the step is then shorter, and the interval reaches down to no latency. Runs of {runs}, at "
+                "the same numbers of nodes, would show it."
+            )
 
 
 def _skill_sentence(found: Skill) -> str:
-    how = "not used for that model" if found.held_out else "used for the model"
+    how = "from smaller N alone" if found.held_out else "which the model has seen"
+    verdict = "" if found.value > 0 else ", no better than a model without communication: do not rely on it"
     return (
-        f"skill {found.value:.2f} against a model without communication, at N = {found.ranks} ({how}), where it is off by "
-        f"{percent(found.error)}."
+        f"skill {found.value:.2f} (1 is perfect) at N = {found.ranks}, {how}: the step time is off by {percent(found.error)}"
+        f"{verdict}."
     )
 
 

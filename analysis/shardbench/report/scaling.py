@@ -109,14 +109,15 @@ def _figures(
     scaled = [series for series in members if len(series.points) > 1 or guesses[series.label]]
     if not scaled:
         return
-    kind = KINDS[members[0].is_strong]
+    bases = {series.base.size for series in scaled}
+    kind = f"{KINDS[members[0].is_strong]}{f', base N = {bases.pop()}' if len(bases) == 1 else ''}"
     ends = plot.Ends(EXPOSED_LIMIT, EFFICIENCY_LIMIT)
     guessed = " Dashed and hollow: predicted, pale bars its interval." if any(guesses.values()) else ""
     yield figure(
         f"{key}-throughput",
         "Throughput against N",
-        f"{kind}. Global tokens of a step over the median step time. Dotted: ideal, the throughput of the "
-        f"smallest N (the base) times N over base N. Pale bars: the 95 % interval.{guessed}",
+        f"{kind}. Global tokens of a step over the median step time. Dotted: ideal, the base's "
+        f"throughput times N over base N. Pale bars: the 95 % interval.{guessed}",
         study.title,
         lambda: plot.throughput(scaled, guesses),
     )

@@ -71,7 +71,8 @@ def _wait_row(series: Series, point: Point) -> tuple[str, ...]:
     else:
         straggler, transfer = _bounded(launch.waits.straggler), _bounded(launch.waits.transfer)
         rank = launch.waits.late_rank
-        late = "nobody" if rank is None else f"rank {rank}: {_bounded(launch.waits.late)}"
+        nobody = rank is None or (launch.waits.late.is_resolved and launch.waits.late.seconds <= 0)
+        late = "nobody" if nobody else f"rank {rank}: {_bounded(launch.waits.late)}"
     exposed = ms(float(np.median(launch.exposed_s)))
     size = f"{point.size}{'*' if point.is_oversubscribed else ''}"
     return (series.label, size, exposed, straggler, transfer, late)

@@ -1,0 +1,56 @@
+"""What `predict` says about its predictions: how good they are, and where they may be wrong."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from shardbench.predict.directory import Found
+from shardbench.predict.model import Prediction, Skill
+from shardbench.predict.outlook import Outlook
+from shardbench.predict.show_predictions import doubts, sentences
+from shardbench.summary import Excluded
+
+SURE = Prediction(
+    ranks=8,
+    step_s=0.1,
+    low_s=0.1,
+    high_s=0.1,
+    exposed_s=0.0,
+    without_communication_s=0.1,
+    tokens=64,
+    peak_bytes=1,
+    outside=(),
+)
+DOUBTFUL = replace(SURE, ranks=64, outside=("all_gather nccl any, world, between nodes",))
+
+
+def outlook(*predictions: Prediction, skill: Skill | None = None, exposed_from: int | None = None) -> Outlook:
+    configuration: Any = SimpleNamespace(label="zero3", setup=SimpleNamespace(tp=1))
+    return Outlook(configuration, predictions, skill, exposed_from)
+
+
+def test_what_rests_on_a_doubtful_prediction_is_marked() -> None:
+    (certain,) = sentences(outlook(SURE, DOUBTFUL, exposed_from=8))
+    (doubted,) = sentences(outlook(SURE, DOUBTFUL, exposed_from=64))
+    assert certain.endswith("from N = 8 on.")
+    assert doubted.endswith("from N = 64? on.")
+
+
+def test_a_remedy_is_told_once() -> None:
+    assert list(doubts([outlook(SURE)])) == []
+    (told,) = doubts([outlook(SURE, DOUBTFUL), outlook(DOUBTFUL)])
+    assert told.count("all_gather nccl any") == 1
+    assert "the program collectives" in told
+
+
+def test_a_model_without_skill_is_not_recommended() -> None:
+    good, bad = Skill(0.9, 0.01, 64, True), Skill(-0.5, 0.3, 64, True)
+    texts = [" ".join(sentences(outlook(SURE, skill=skill))) for skill in (good, bad)]
+    assert ["do not rely on it" in text for text in texts] == [False, True]
+
+
+def test_files_left_out_for_one_reason_share_a_line() -> None:
+    found = Found(
+        excluded=[Excluded("a.h5", "crowded"), Excluded("b.h5", "broken"), Excluded("c.h5", "crowded")]
+    )
+    assert found.reasons() == ["left out a.h5 and c.h5: crowded", "left out b.h5: broken"]
