@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardbench import stats
-from shardbench.errors import RunError
+from shardbench.errors import RunError, UsageError
 from shardbench.predict import alphabeta
 from shardbench.predict.alphabeta import LOCAL, OPAQUE, Fit, Group, Kind, Line, Sample
 from shardbench.predict.costs import LocalCosts, Observation, local_costs, observe
@@ -28,6 +28,7 @@ from shardbench.predict.schedule import (
     setup_of,
 )
 from shardbench.read import Config, Trace
+from shardbench.units import plural
 
 DRAWS = 200
 """Of the uncertain costs; the 95 % interval of a prediction are the 5th smallest and largest step but for rounding."""
@@ -163,8 +164,8 @@ class Model:
     def predict(self, ranks: int) -> Prediction:
         """
         Raises:
-            RunError: the schedule needs what no file shows.
-            UsageError: the executable refuses this N.
+            RunError: the schedule needs what no file shows, or the executable refuses this N (NoSchedule).
+            UsageError: there is no executable.
         """
         schedule = self.schedule(ranks)
         costs = _Draws(self, schedule)
@@ -254,8 +255,8 @@ class _Draws:
 def _unidentifiable(kind: Kind, model: Model) -> str:
     if kind.spans_nodes and not any(known.spans_nodes for known in model.lines):
         return (
-            f"inter-node alpha and beta are not identifiable: all points lie within one node of {model.per_node} "
-            "ranks; add runs on two nodes or more, better on several numbers of them"
+            f"inter-node alpha and beta are not identifiable: all points lie within one node of "
+            f"{plural(model.per_node, 'rank')}; add runs on two nodes or more, better on several numbers of them"
         )
     return (
         f"alpha and beta of {kind} are not identifiable: no usable file has such a collective; add runs that use it, "
@@ -301,21 +302,30 @@ class Configuration:
         return {ranks: by_size[ranks][(len(by_size[ranks]) - 1) // 2] for ranks in sorted(by_size)}
 
 
-def configurations(files: Sequence[Measured], binaries: Path) -> list[Configuration]:
-    """Groups the files that train.
+def configurations(
+    files: Sequence[Measured], binaries: Path, refuse: Callable[[str, str], None] | None = None
+) -> list[Configuration]:
+    """Groups the files that train. `refuse` gets each file that has no schedule, and the reason; without it that is raised.
 
     Raises:
         UsageError, RunError: an executable is missing, or does not plan a configuration.
     """
-    asked: dict[str, Setup] = {}
+    asked: dict[str, Setup | None] = {}
     groups: dict[tuple[Setup, Place, str], list[Measured]] = defaultdict(list)
     for file in files:
         if not file.trains:
             continue
         question = json.dumps([file.scenario, setup_facts(file.config)], sort_keys=True)
         if question not in asked:
-            asked[question] = setup_of(file.scenario, file.config, binaries)
-        groups[asked[question], file.place, file.costs_key].append(file)
+            try:
+                asked[question] = setup_of(file.scenario, file.config, binaries)
+            except (UsageError, RunError) as error:
+                if refuse is None:
+                    raise
+                refuse(file.name, str(error))
+                asked[question] = None
+        if setup := asked[question]:
+            groups[setup, file.place, file.costs_key].append(file)
     labels = _labels([(setup, place, members[0]) for (setup, place, _), members in groups.items()])
     found = [
         Configuration(label, setup, place, tuple(members))

@@ -39,6 +39,13 @@ ONLY_SIMULATED = {"algorithm": ("nccl", "coarse"), "progress": ("stream",)}
 
 COMPUTE_KINDS = ("compute", "copy_in", "copy_out")
 
+ANSWERED = ("options", "events", "ledger", "memory")
+"""What a plan says."""
+
+
+class NoSchedule(RunError):
+    """The executable refuses a configuration at a world size, for example a global batch that does not divide."""
+
 
 @dataclass(frozen=True)
 class Local:
@@ -138,7 +145,7 @@ def setup_of(scenario: str, config: Config, binaries: Path) -> Setup:
     """What a file's run was configured with, as arguments: what differs from the executable's defaults.
 
     Raises:
-        UsageError, RunError: as for `plan`.
+        UsageError, RunError: as for `ask`.
     """
     options, model = config.options, config.model
     shape = [f"--{name.replace('_', '-')}={model[name]}" for name in DIMENSIONS]
@@ -146,7 +153,7 @@ def setup_of(scenario: str, config: Config, binaries: Path) -> Setup:
     arguments = [f"--model={options['model']}", *shape]
     if options.get("compute") == "timed":
         arguments += ["--compute=timed", "--flops=1e12"]  # how fast compute is changes nothing in a plan
-    defaults = _ask(scenario, [*arguments, "--ranks=1"], binaries)["options"]
+    defaults = ask(scenario, [*arguments, "--ranks=1"], binaries)["options"]
     is_strong = options.get("global-batch") is not None
     for name in STEP_OPTIONS:
         value = options.get(name)
@@ -173,10 +180,9 @@ def plan(setup: Setup, ranks: int, binaries: Path) -> Schedule:
     """The schedule at a world size.
 
     Raises:
-        UsageError: the executable is missing, or refuses.
-        RunError: it did not answer.
+        UsageError, RunError: as for `ask`.
     """
-    answer = _ask(setup.scenario, setup.at(ranks), binaries)
+    answer = ask(setup.scenario, setup.at(ranks), binaries)
     options, events = answer["options"], answer["events"]
     ledger = {(row["axis"], row["quantity"]): row["planned"] for row in answer["ledger"]}
     sequences = options["micro-batch"] * options["grad-accum"] * options["dp"]
@@ -196,7 +202,14 @@ def _seq(setup: Setup) -> int:
     return next(int(text.partition("=")[2]) for text in setup.arguments if text.startswith("--seq="))
 
 
-def _ask(scenario: str, arguments: Sequence[str], binaries: Path) -> dict[str, Any]:
+def ask(scenario: str, arguments: Sequence[str], binaries: Path) -> dict[str, Any]:
+    """What the executable answers to --plan.
+
+    Raises:
+        UsageError: it is missing.
+        NoSchedule: it refuses.
+        RunError: it does not answer, or in another form.
+    """
     path = executable(scenario, binaries)
     try:
         done = subprocess.run(
@@ -210,8 +223,16 @@ def _ask(scenario: str, arguments: Sequence[str], binaries: Path) -> dict[str, A
         raise RunError(f"{path} --plan did not answer ({error}); run make build") from error
     if done.returncode:
         reason = " ".join(done.stderr.split()) or f"{path} --plan ended with exit code {done.returncode}"
-        raise UsageError(f"no schedule: {reason}")
-    return dict(json.loads(done.stdout))
+        raise NoSchedule(f"no schedule: {reason}")
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict) or not all(name in answer for name in ANSWERED):
+        raise RunError(
+            f"{path} --plan answers in a form that is not known here; use executables of this version (make build)"
+        )
+    return answer
 
 
 def operations(
