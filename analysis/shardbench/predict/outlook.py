@@ -50,8 +50,12 @@ def outlooks_of(
     An N that the executable refuses, as a batch that does not divide, is missing from an outlook, with such a line.
 
     Raises:
-        UsageError: `largest` is less than every N that was measured.
+        UsageError: no file is a scenario's, or `largest` is less than every N that was measured.
     """
+    if not any(file.trains for file in files):
+        raise UsageError(
+            "no file is a scenario's, so there is no step to predict; add runs with --trace events"
+        )
     outlooks: list[Outlook] = []
     refused: dict[str, list[str]] = defaultdict(list)
 
@@ -69,7 +73,7 @@ def outlooks_of(
     found = configurations(files, binaries, refuse)
     smallest = min((min(configuration.measured) for configuration in found), default=largest)
     if largest < smallest:
-        raise UsageError(f"--to {largest} is less than N = {smallest}, which was measured; pass a larger N")
+        raise UsageError(f"N = {largest} is less than N = {smallest}, which was measured; pass a larger one")
     for configuration in found:
         try:
             model = build(configuration, fits[configuration.place], binaries)
