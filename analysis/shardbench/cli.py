@@ -13,10 +13,11 @@ from pathlib import Path
 from shardbench import __version__, timeline
 from shardbench.arguments import USAGE, Parser
 from shardbench.compare import command as compare
-from shardbench.errors import RunError, UsageError
+from shardbench.errors import RunError, UsageError, refuse_other_than_file
 from shardbench.export import command as export
 from shardbench.platforms import load_platform, shipped_names
 from shardbench.predict import command as predict
+from shardbench.processes import Stopped, stoppable
 from shardbench.read import SCHEMA_VERSION
 from shardbench.report import command as report
 from shardbench.simulate import BIN_VARIABLE, plan_simulation, simulate
@@ -34,16 +35,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        return int(options.run(options))
+        with stoppable():
+            code = int(options.run(options))
+            print(
+                end="", flush=True
+            )  # what cannot be written is to be told here, not when the interpreter ends
+            return code
     except UsageError as error:
         print(f"shardbench {options.command}: {error}", file=sys.stderr)
         return USAGE
     except RunError as error:
         print(f"shardbench {options.command}: {error}", file=sys.stderr)
         return FAILED
-    except BrokenPipeError:  # the reader, for example head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Stopped as stopped:
+        print(f"shardbench {options.command}: stopped by {stopped}", file=sys.stderr)
         return FAILED
+    except BrokenPipeError:  # the reader, for example head, has seen enough
+        _discard_output()
+        return FAILED
+    except OSError as error:
+        what = error.filename or "the output"
+        reason = (
+            f"{what} cannot be read or written ({error.strerror or error}); check its disk and permissions"
+        )
+        print(f"shardbench {options.command}: {reason}", file=sys.stderr)
+        _discard_output()
+        return FAILED
+
+
+def _discard_output() -> None:
+    """What is left in the buffer could not be written either."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], list[str]]:
@@ -125,9 +148,7 @@ def _validate(options: argparse.Namespace) -> int:
     from shardbench.validate import file_violations
 
     for path in options.files:
-        if not path.is_file():
-            kind = "is a folder" if path.is_dir() else "does not exist"
-            raise UsageError(f"{path} {kind}; pass the path of a trace file")
+        refuse_other_than_file(path)
     violations_of = {path: file_violations(path) for path in options.files}
     for path, violations in violations_of.items():
         if not violations:

@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shardbench.clocks import Clocks
-from shardbench.errors import RunError, UsageError
+from shardbench.errors import RunError, UsageError, refuse_other_than_file
 from shardbench.read import Header, TraceError, read_blocks, read_tables
 from shardbench.stats import timed_steps
 
@@ -90,9 +90,7 @@ def extract(path: Path, steps: Choice, ranks: Choice) -> Extract:
         RunError: the file has no events.
         TraceError: as for `shardbench.read.read_trace`.
     """
-    if not path.is_file():
-        kind = "is a folder" if path.is_dir() else "does not exist"
-        raise UsageError(f"{path} {kind}; pass the path of a trace file")
+    refuse_other_than_file(path)
     header, tables = read_tables(path, ("ranks", "clock", "steps"))
     _refuse_without_events(path, header)
     step_rows = tables["steps"]

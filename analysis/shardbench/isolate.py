@@ -17,6 +17,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
+from shardbench.processes import STOPPING
+
 LENGTH = struct.Struct("<Q")
 END = 2**64 - 1
 """Stands in the place of a length after the last part."""
@@ -61,7 +63,7 @@ def stream_isolated(
     """
     receiver, sender = os.pipe()
     # An interrupt waits until there is a handler for what it must clean up.
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     with warnings.catch_warnings():
         # Newer Pythons warn that other threads' locks stay locked in the child. It takes none of theirs:
         # numpy's and h5py's libraries reset their own at a fork.
@@ -99,9 +101,9 @@ def _deliver(
     try:
         gc.disable()  # else finalisers of the parent's objects might run here too
         faulthandler.disable()  # a crash is the parent's to report
-        for interruption in (signal.SIGINT, signal.SIGTERM):
+        for interruption in STOPPING:
             signal.signal(interruption, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         os.close(receiver)
         # glibc reports a damaged heap on stderr.
         nowhere = os.open(os.devnull, os.O_WRONLY)

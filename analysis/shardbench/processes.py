@@ -1,9 +1,12 @@
-"""Processes that this one starts."""
+"""Processes that this one starts, and how this one is stopped."""
 
 import ctypes
 import os
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 PR_SET_PDEATHSIG = 1
 """man 2 prctl, <sys/prctl.h>"""
@@ -19,3 +22,43 @@ def ends_with_this_process(number: signal.Signals) -> Callable[[], None]:
             os.kill(os.getpid(), number)
 
     return arrange
+
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Requests to end."""
+
+
+PATIENCE_S = 0.5
+"""The same request again, so much later, ends this process at once, as it does the executables (docs/contract.md)."""
+
+
+class Stopped(BaseException):
+    """Such a request has come; its text is the signal's name. Like KeyboardInterrupt no error that a program might handle."""
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Turns requests to end into `Stopped`, so that temporary files and processes go; for the main thread.
+
+    What this process was started to ignore, as by nohup, stays ignored.
+    """
+
+    asked_s: list[float] = []
+
+    def stop(number: int, _: FrameType | None) -> None:
+        asked_s.append(time.monotonic())
+        if len(asked_s) == 1:
+            raise Stopped(signal.Signals(number).name)
+        if asked_s[-1] - asked_s[0] >= PATIENCE_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    previous = {number: signal.getsignal(number) for number in STOPPING}
+    heard = [number for number, handler in previous.items() if handler is not signal.SIG_IGN]
+    for number in heard:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, previous[number])

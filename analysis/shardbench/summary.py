@@ -382,6 +382,8 @@ def find_traces(path: Path) -> list[Path]:
         raise UsageError(f"{path} does not exist; pass the folder that holds .h5 files, or one of them")
     if path.is_file():
         return [path]
+    if not path.is_dir():
+        raise UsageError(f"{path} is no regular file; pass the folder that holds .h5 files, or one of them")
     # Regular files only: opening a pipe of that name would wait for ever.
     files = sorted(p for p in path.rglob("*.h5") if p.is_file())
     if not files:
@@ -390,9 +392,9 @@ def find_traces(path: Path) -> list[Path]:
 
 
 def name_below(path: Path, file: Path) -> str:
-    """How a file that `find_traces(path)` has found is called; its name need not be UTF-8, this is."""
-    name = file.name if file == path else str(file.relative_to(path))
-    return os.fsencode(name).decode("utf-8", "replace")
+    """How a file that `find_traces(path)` has found is called, in one line; its name need not be UTF-8, this is."""
+    name = os.fsencode(file.name if file == path else file.relative_to(path)).decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def usable_traces(

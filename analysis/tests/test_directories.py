@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -164,3 +165,31 @@ def test_machines_are_configurations(tmp_path: Path) -> None:
     assert len(study.series) == 3
     assert any("platform ethernet" in series.label for series in study.series)
     assert any("node.gpus 4" in series.label for series in study.series)
+
+
+def test_a_name_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / 'new\nline \x1b[2J "quoted" $x ü.h5').touch()
+    short(1, 0.25).write(tmp_path / "1.h5")
+    assert main(["export", str(tmp_path), "-o", str(tmp_path / "x.csv")]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith('left out: new\\nline \\x1b[2J "quoted" $x ü.h5: cannot be read')
+
+
+@pytest.mark.parametrize("command", ["validate", "timeline", "export", "compare", "fit"])
+def test_a_pipe_is_not_waited_for(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "pipe.h5"
+    os.mkfifo(pipe)
+    more = {"export": ["-o", str(tmp_path / "x.csv")], "compare": [str(pipe)]}
+    assert main([command, str(pipe), *more.get(command, [])]) == 2
+    assert f"{pipe} is no regular file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["compare"], ["predict", "--to", "8"], ["report", "--predict-to", "8"]])
+def test_a_folder_of_collectives_has_no_steps(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    synthetic_collectives().write(tmp_path / "collectives.h5")
+    page = {"report": ["-o", str(tmp_path / "x.html")], "compare": [str(tmp_path)], "predict": []}
+    bins = [] if command == ["compare"] else ["--bin", str(tmp_path)]
+    assert main([*command, str(tmp_path), *page[command[0]], *bins]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

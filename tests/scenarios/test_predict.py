@@ -115,6 +115,21 @@ def test_points_from_one_node_are_refused(fat_tree: Path, tmp_path: Path) -> Non
     assert shardbench("predict", tmp_path, "--to", 8, "--bin", runs.BIN).returncode == 0
 
 
+def test_an_n_that_does_not_divide_the_batch_is_left_out_alone(tmp_path: Path) -> None:
+    for ranks in (8, 16, 24):
+        for batch in (("--global-batch", "96"), ()):
+            output = tmp_path / f"n{ranks}{'_strong' if batch else ''}.h5"
+            simulate("zero3", ranks, "flat", output, "--model", "25m", "--seq", "64", *batch, *STEPS)
+    done = shardbench("predict", tmp_path, "--to", 96, "--bin", runs.BIN, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    found = {"--global-batch=96" in o["arguments"]: [p["ranks"] for p in o["predictions"]] for o in json.loads(done.stdout)}
+    assert found == {True: [8, 16, 32, 96], False: [8, 16, 32, 64, 96]}
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("zero3 global-batch=96 at N = 64: no schedule: ") and "--global-batch 96 is not a multiple" in said
+    refused = shardbench("predict", tmp_path, "--to", 96, "--bin", runs.BIN, "--ranks-per-node", "0")
+    assert refused.returncode == 2 and "--ranks-per-node 0 is no number of ranks" in refused.stderr
+
+
 def test_without_small_sizes_the_interval_says_what_is_not_known(fat_tree: Path, tmp_path: Path) -> None:
     """NCCL takes another protocol at large N. Nothing in traces of large models shows that, so it must not be hidden."""
     for path in fat_tree.glob("zero3_p0_*.h5"):

@@ -145,6 +145,8 @@ def compare(path_a: Path, path_b: Path) -> Comparison:
 
 def _nothing_in_common(found: Comparison) -> str:
     for side in (found.a, found.b):
+        if not side.launches and side.bandwidths:
+            return f"{side.name} has no scenario's file, only those of the program collectives, which has no steps to compare"
         if not side.launches:
             first = side.excluded[0]
             return f"no file of {side.name} can be used, {first.name} for one is left out: {first.reason}"

@@ -25,7 +25,7 @@ from shardbench.predict.model import (
     measure,
     with_residual,
 )
-from shardbench.predict.schedule import ANY_FLOPS, ask
+from shardbench.predict.schedule import ANY_FLOPS, NoSchedule, ask
 from shardbench.processes import ends_with_this_process
 from shardbench.read import read_trace
 
@@ -112,7 +112,7 @@ def advise(request: Request) -> tuple[list[Advice], list[str]]:
     for candidate in candidates(request.gpus_per_node):
         try:
             planned.append((candidate, _peak_bytes(request, candidate)))
-        except UsageError as error:
+        except NoSchedule as error:
             refusals.append(f"{candidate}: {error}")
     if not planned:
         raise UsageError(f"no stage or mesh is possible: {refusals[0]}")
@@ -191,17 +191,26 @@ def _simulated(runs: Sequence[_Run], request: Request) -> dict[_Run, Measured]:
     """Runs each once, as many at a time as there are CPUs."""
     distinct = list(dict.fromkeys(runs))
     with tempfile.TemporaryDirectory(prefix="shardbench-advise-") as folder:
+        processes: list[subprocess.Popen[str]] = []
 
         def simulated(numbered: tuple[int, _Run]) -> Measured:
             index, run = numbered
-            return _simulate(run, request, Path(folder) / f"{index}.h5")
+            return _simulate(run, request, Path(folder) / f"{index}.h5", processes)
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            done = bar(pool.map(simulated, enumerate(distinct)), "rehearsal", len(distinct))
-            return dict(zip(distinct, done))
+            try:
+                done = bar(pool.map(simulated, enumerate(distinct)), "rehearsal", len(distinct))
+                return dict(zip(distinct, done))
+            except BaseException:  # which nobody wants to hear of only when the others are done
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in processes:
+                    process.terminate()
+                raise
 
 
-def _simulate(run: _Run, request: Request, output: Path) -> Measured:
+def _simulate(
+    run: _Run, request: Request, output: Path, processes: list["subprocess.Popen[str]"]
+) -> Measured:
     command = [
         sys.executable,
         "-m",
@@ -212,16 +221,22 @@ def _simulate(run: _Run, request: Request, output: Path) -> Measured:
         *request.platform,
     ]
     command += [f"--sim-bin={request.sim_bin}"] if request.sim_bin else []
-    done = subprocess.run(
+    with subprocess.Popen(
         [*command, "--", *run.options, f"--output={output}"],
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=PATIENCE_S,
         preexec_fn=ends_with_this_process(signal.SIGTERM),
-    )
-    if done.returncode:
-        last = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+    ) as process:
+        processes.append(process)
+        try:
+            _, said = process.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            said = f"no end after {PATIENCE_S} s"
+    if process.returncode:
+        last = " ".join(said.split()) or f"exit code {process.returncode}"
         raise RunError(
             f"the rehearsal {run.scenario} {' '.join(run.options)} on {run.ranks} ranks failed: {last}"
         )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardbench import stats
-from shardbench.errors import RunError
+from shardbench.errors import RunError, UsageError
 from shardbench.predict import alphabeta
 from shardbench.predict.alphabeta import LOCAL, OPAQUE, Fit, Group, Kind, Line, Sample
 from shardbench.predict.costs import LocalCosts, Observation, local_costs, observe
@@ -165,8 +165,8 @@ class Model:
     def predict(self, ranks: int) -> Prediction:
         """
         Raises:
-            RunError: the schedule needs what no file shows.
-            UsageError: the executable refuses this N.
+            RunError: the schedule needs what no file shows, or the executable refuses this N (NoSchedule).
+            UsageError: there is no executable.
         """
         schedule = self.schedule(ranks)
         costs = _Draws(self, schedule)
@@ -303,21 +303,30 @@ class Configuration:
         return {ranks: by_size[ranks][(len(by_size[ranks]) - 1) // 2] for ranks in sorted(by_size)}
 
 
-def configurations(files: Sequence[Measured], binaries: Path) -> list[Configuration]:
-    """Groups the files that train.
+def configurations(
+    files: Sequence[Measured], binaries: Path, refuse: Callable[[str, str], None] | None = None
+) -> list[Configuration]:
+    """Groups the files that train. `refuse` gets each file that has no schedule, and the reason; without it that is raised.
 
     Raises:
         UsageError, RunError: an executable is missing, or does not plan a configuration.
     """
-    asked: dict[str, Setup] = {}
+    asked: dict[str, Setup | None] = {}
     groups: dict[tuple[Setup, Place, str], list[Measured]] = defaultdict(list)
     for file in files:
         if not file.trains:
             continue
         question = json.dumps([file.scenario, setup_facts(file.config)], sort_keys=True)
         if question not in asked:
-            asked[question] = setup_of(file.scenario, file.config, binaries)
-        groups[asked[question], file.place, file.costs_key].append(file)
+            try:
+                asked[question] = setup_of(file.scenario, file.config, binaries)
+            except (UsageError, RunError) as error:
+                if refuse is None:
+                    raise
+                refuse(file.name, str(error))
+                asked[question] = None
+        if setup := asked[question]:
+            groups[setup, file.place, file.costs_key].append(file)
     labels = _labels([(setup, place, members[0]) for (setup, place, _), members in groups.items()])
     found = [
         Configuration(label, setup, place, tuple(members))

@@ -22,6 +22,7 @@ from shardbench.predict.model import (
     skill,
     with_residual,
 )
+from shardbench.predict.schedule import NoSchedule
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,21 @@ def outlooks_of(
 ) -> tuple[list[Outlook], list[str]]:
     """The outlooks, and a line for each reason why configurations have none. `per_node`: ranks of a node, where files do not tell.
 
+    An N that the executable refuses, as a batch that does not divide, is missing from an outlook, with such a line.
+
     Raises:
-        UsageError: an executable is missing, or N is no size.
+        UsageError: no file is a scenario's, or `largest` is less than every N that was measured.
     """
+    if not any(file.trains for file in files):
+        raise UsageError(
+            "no file is a scenario's, so there is no step to predict; add runs with --trace events"
+        )
     outlooks: list[Outlook] = []
     refused: dict[str, list[str]] = defaultdict(list)
+
+    def refuse(what: str, reason: str) -> None:
+        refused[reason].append(what)
+
     fits = fit_places(files)
 
     @cache
@@ -57,13 +68,17 @@ def outlooks_of(
             place, {}
         )
 
-    for configuration in configurations(files, binaries):
+    found = configurations(files, binaries, refuse)
+    smallest = min((min(configuration.measured) for configuration in found), default=largest)
+    if largest < smallest:
+        raise UsageError(f"N = {largest} is less than N = {smallest}, which was measured; pass a larger one")
+    for configuration in found:
         try:
             model = build(configuration, fits[configuration.place], binaries)
             model = replace(model, per_node=per_node or model.per_node)
-            outlooks.append(_outlook(configuration, fits_below, model, largest))
-        except RunError as error:
-            refused[str(error)].append(configuration.label)
+            outlooks.append(_outlook(configuration, fits_below, model, largest, refuse))
+        except (RunError, UsageError) as error:
+            refuse(configuration.label, str(error))
     return outlooks, [f"{'; '.join(labels)}: {reason}" for reason, labels in refused.items()]
 
 
@@ -72,12 +87,22 @@ def _outlook(
     fits_below: Callable[[Place, int], Mapping[Kind, Fit]],
     model: Model,
     largest: int,
+    refuse: Callable[[str, str], None],
 ) -> Outlook:
-    sizes = sizes_to(min(configuration.measured), largest)
     model = with_residual(model, configuration)
-    predictions = tuple(map(model.predict, sizes))
+    predictions = []
+    for ranks in sizes_to(min(configuration.measured), largest):
+        try:
+            predictions.append(model.predict(ranks))
+        except NoSchedule as error:
+            refuse(f"{configuration.label} at N = {ranks}", str(error))
+    if not predictions:
+        raise RunError(f"the executable plans none of the N up to {largest}")
     return Outlook(
-        configuration, predictions, skill(configuration, fits_below, model), exposed_from(model, predictions)
+        configuration,
+        tuple(predictions),
+        skill(configuration, fits_below, model),
+        exposed_from(model, predictions),
     )
 
 
@@ -85,10 +110,12 @@ def sizes_to(smallest: int, largest: int) -> list[int]:
     """Each doubling of `smallest` below `largest`, and that.
 
     Raises:
-        UsageError: it is smaller.
+        RunError: it is smaller.
     """
     if largest < smallest:
-        raise UsageError(f"--to {largest} is less than N = {smallest}, which was measured; pass a larger N")
+        raise RunError(
+            f"measured from N = {smallest} on, which is more than the {largest} that predictions are to reach"
+        )
     sizes = [smallest]
     while sizes[-1] * 2 < largest:
         sizes.append(sizes[-1] * 2)
@@ -98,7 +125,8 @@ def sizes_to(smallest: int, largest: int) -> list[int]:
 def exposed_from(model: Model, predictions: Sequence[Prediction]) -> int | None:
     """The smallest N, in whole nodes, from which the exposed share is above the limit.
 
-    Found by bisection between two predictions of ascending N, in between which the share is taken as monotone.
+    Found by bisection between two predictions of ascending N, in between which the share is taken as monotone. An N that the
+    executable refuses is passed over.
     """
     exposed = [p.exposed_share > EXPOSED_LIMIT for p in predictions]
     if not exposed[-1]:
@@ -113,10 +141,21 @@ def exposed_from(model: Model, predictions: Sequence[Prediction]) -> int | None:
         for s in (model.per_node, model.setup.tp, 1)
         if above % s == 0 and below % s == 0 and s % model.setup.tp == 0
     )
-    while above - below > step:
-        middle = below + (above - below) // (2 * step) * step
-        if model.predict(middle).exposed_share > EXPOSED_LIMIT:
-            above = middle
+    end = above
+    while end - below > step:
+        middle = below + (end - below) // (2 * step) * step
+        tried = next(filter(None, (_planned(model, ranks) for ranks in range(middle, end, step))), None)
+        if tried is None:
+            end = middle
+        elif tried.exposed_share > EXPOSED_LIMIT:
+            above = end = tried.ranks
         else:
-            below = middle
+            below = tried.ranks
     return above
+
+
+def _planned(model: Model, ranks: int) -> Prediction | None:
+    try:
+        return model.predict(ranks)
+    except NoSchedule:
+        return None

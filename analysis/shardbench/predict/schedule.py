@@ -31,6 +31,13 @@ STEP_OPTIONS = (
 ONLY_SIMULATED = {"algorithm": ("nccl", "coarse"), "progress": ("stream",)}
 """Values that the release build refuses. The schedule is the same without."""
 
+ANSWERED = ("options", "events", "ledger", "memory")
+"""What a plan says."""
+
+
+class NoSchedule(RunError):
+    """The executable refuses a configuration at a world size, for example a global batch that does not divide."""
+
 
 @dataclass(frozen=True)
 class Local:
@@ -120,7 +127,7 @@ def setup_of(scenario: str, config: Config, binaries: Path) -> Setup:
     """What a file's run was configured with, as arguments: what differs from the executable's defaults.
 
     Raises:
-        UsageError, RunError: as for `plan`.
+        UsageError, RunError: as for `ask`.
     """
     options, model = config.options, config.model
     shape = [f"--{name.replace('_', '-')}={model[name]}" for name in DIMENSIONS]
@@ -156,8 +163,7 @@ def plan(setup: Setup, ranks: int, binaries: Path) -> Schedule:
     """The schedule at a world size.
 
     Raises:
-        UsageError: the executable is missing, or refuses.
-        RunError: it did not answer.
+        UsageError, RunError: as for `ask`.
     """
     answer = ask(setup.scenario, setup.at(ranks), binaries)
     options, events = answer["options"], answer["events"]
@@ -173,10 +179,12 @@ def plan(setup: Setup, ranks: int, binaries: Path) -> Schedule:
 
 
 def ask(scenario: str, arguments: Sequence[str], binaries: Path) -> dict[str, Any]:
-    """What an executable answers to `--plan`.
+    """What the executable answers to --plan.
 
     Raises:
-        UsageError, RunError: as for `plan`.
+        UsageError: it is missing.
+        NoSchedule: it refuses.
+        RunError: it does not answer, or in another form.
     """
     path = executable(scenario, binaries)
     try:
@@ -191,8 +199,16 @@ def ask(scenario: str, arguments: Sequence[str], binaries: Path) -> dict[str, An
         raise RunError(f"{path} --plan did not answer ({error}); run make build") from error
     if done.returncode:
         reason = " ".join(done.stderr.split()) or f"{path} --plan ended with exit code {done.returncode}"
-        raise UsageError(reason)
-    return dict(json.loads(done.stdout))
+        raise NoSchedule(f"no schedule: {reason}")
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict) or not all(name in answer for name in ANSWERED):
+        raise RunError(
+            f"{path} --plan answers in a form that is not known here; use executables of this version (make build)"
+        )
+    return answer
 
 
 def operations(

@@ -11,7 +11,7 @@ from shardbench.errors import UsageError
 from shardbench.platforms import load_platform
 from shardbench.predict.advise import Advice, Request, advise
 from shardbench.sweep.launchers import find_installation
-from shardbench.units import MILLISECONDS, bytes_text, number, percent, text_table
+from shardbench.units import MILLISECONDS, bytes_text, number, percent, plural, text_table
 
 HEADINGS = (
     "candidate",
@@ -81,7 +81,7 @@ def _row(advice: Advice, request: Request) -> tuple[str, ...]:
 
 def _verdict(ranked: Sequence[Advice], request: Request, platform: str) -> str:
     best = ranked[0]
-    where = f"on {request.ranks} ranks of {platform} with {bytes_text(request.memory)}"
+    where = f"on {plural(request.ranks, 'rank')} of {platform} with {bytes_text(request.memory)}"
     if best.prediction is None:
         least = min(ranked, key=lambda advice: advice.peak_bytes)
         return f"Nothing fits {where}. Least memory: {least.candidate} with {bytes_text(least.peak_bytes)}."

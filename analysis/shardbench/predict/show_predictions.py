@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shardbench.ends import EXPOSED_LIMIT
-from shardbench.errors import RunError
+from shardbench.errors import RunError, UsageError
 from shardbench.predict.directory import read_for_fits
 from shardbench.predict.model import Prediction, Skill
 from shardbench.predict.outlook import Outlook, outlooks_of
@@ -37,6 +37,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UsageError, RunError: see there.
     """
+    if options.ranks_per_node is not None and options.ranks_per_node < 1:
+        raise UsageError(f"--ranks-per-node {options.ranks_per_node} is no number of ranks; pass 1 or more")
     found = read_for_fits(options.directory)
     for line in found.reasons():
         print(line, file=sys.stderr)
@@ -120,11 +122,11 @@ def _skill_sentence(found: Skill) -> str:
     )
 
 
-def fastest_that_fits(outlooks: Iterable[Outlook], memory: int) -> str:
+def fastest_that_fits(outlooks: Sequence[Outlook], memory: int) -> str:
     """Of the largest N, in a sentence."""
-    last = [(outlook, outlook.predictions[-1]) for outlook in outlooks]
+    ranks = max(outlook.predictions[-1].ranks for outlook in outlooks)
+    last = [(outlook, p) for outlook in outlooks for p in outlook.predictions if p.ranks == ranks]
     fitting = [(outlook, p) for outlook, p in last if p.peak_bytes <= memory]
-    ranks = max(p.ranks for _, p in last)
     if not fitting:
         least = min(p.peak_bytes for _, p in last)
         return f"At N = {ranks} nothing fits {bytes_text(memory)}; the least is {bytes_text(least)}."

@@ -66,6 +66,9 @@ def report(options: argparse.Namespace) -> int:
 
     if options.directory.is_file():
         raise UsageError(f"{options.directory} is not a folder; pass the folder that holds the .h5 files")
+    if options.output.is_dir() or not options.output.parent.is_dir():  # better said before all files are read
+        problem = "is a folder" if options.output.is_dir() else "lies in a folder that does not exist"
+        raise UsageError(f"-o {options.output} {problem}; pass the path of a file")
     found = read_directory(options.directory)
     print(text_report(found), end="\n\n")
     if not found.launches and not found.bandwidths:
