@@ -1,4 +1,5 @@
-// What check.sh asks of a GPU beside runs: what marks cost, and how fast NCCL moves memory on one device. One line of JSON.
+// What check.sh asks of a GPU beside runs: what marks cost, and how fast NCCL moves memory on one device. One
+// line of JSON.
 #include <fmt/format.h>
 #include <nccl.h>
 
@@ -87,9 +88,11 @@ void measure() {
     check(ncclReduceScatter(from.get(), to.get(), floats, ncclFloat32, ncclSum, comm, device->compute()));
   });
   check(ncclCommDestroy(comm));
-  fmt::print(R"({{"device": "{}", "mark_host_s": {:.4g}, "mark_stream_s": {:.4g}, )", device->name(), mark.host_s,
-             mark.stream_s);
-  fmt::print(R"("all_gather_bytes_per_s": {:.4g}, "reduce_scatter_bytes_per_s": {:.4g}}})" "\n", gather, scatter);
+  fmt::print(R"({{"device": "{}", "mark_host_s": {:.4g}, "mark_stream_s": {:.4g}, )", device->name(),
+             mark.host_s, mark.stream_s);
+  fmt::print(R"("all_gather_bytes_per_s": {:.4g}, "reduce_scatter_bytes_per_s": {:.4g}}})"
+             "\n",
+             gather, scatter);
 }
 
 }  // namespace
