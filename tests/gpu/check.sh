@@ -72,7 +72,7 @@ if [[ -n $packages ]]; then
     "-DMPI_ASSUME_NO_BUILTIN_MPI=ON" "-DMPI_SKIP_GUESSING=ON" "-DMPI_C_LIB_NAMES=mpich" "-DMPI_mpich_LIBRARY=$libraries/libmpich.so"
     "-DMPI_C_HEADER_DIR=$prefix/usr/include/$triplet/mpich" "-DMPI_C_COMPILER=NOTFOUND"
     "-DHDF5_ROOT=$prefix/usr" "-DHDF5_NO_FIND_PACKAGE_CONFIG_FILE=ON" "-DHDF5_C_COMPILER_EXECUTABLE=NOTFOUND"
-    "-DHDF5_C_INCLUDE_DIR=$prefix/usr/include/hdf5/serial" "-DHDF5_C_LIBRARY_hdf5=$libraries/hdf5/serial/libhdf5.so"
+    "-DHDF5_C_INCLUDE_DIR=$prefix/usr/include/hdf5/serial"
     "-DHDF5_hdf5_LIBRARY_RELEASE=$libraries/hdf5/serial/libhdf5.so"
     "-DBLAS_LIBRARIES=$libraries/openblas-openmp/libopenblas.so"
   )
