@@ -81,7 +81,7 @@ if [[ -n $packages ]]; then
   program_path=$libraries:$prefix/lib/$triplet:$libraries/openblas-openmp:$libraries/hdf5/serial
 fi
 
-# NCCL and cuBLASLt of Python wheels, where the toolkit came without: they have no unversioned names.
+# NCCL, cuBLASLt and NVTX of Python wheels, where the toolkit came without: libraries there have no unversioned names.
 wheel() { # NAME GLOB: the first such file below python3's package nvidia
   python3 - "$1" <<'PY' 2>/dev/null || true
 import pathlib, sys, nvidia
@@ -100,6 +100,11 @@ if [[ ! -e $toolkit/lib64/libcublasLt.so ]]; then
   [[ -n $library ]] && settings+=("-DCUDA_cublasLt_LIBRARY=$library")
   header=$(wheel cublasLt.h)
   [[ -n $header ]] && export CPLUS_INCLUDE_PATH=${CPLUS_INCLUDE_PATH:+$CPLUS_INCLUDE_PATH:}${header%/*}
+fi
+
+if [[ ! -e $toolkit/include/nvtx3/nvToolsExt.h ]]; then
+  header=$(wheel nvtx3/nvToolsExt.h)
+  [[ -n $header ]] && settings+=("-DNVTX_INCLUDE_DIR=${header%/nvtx3/*}")
 fi
 
 quietly() { # COMMAND...: its output only where it fails
