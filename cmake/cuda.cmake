@@ -49,4 +49,9 @@ add_library(shardbench_nccl_library INTERFACE)
 target_include_directories(shardbench_nccl_library SYSTEM INTERFACE ${NCCL_INCLUDE_DIR})
 target_link_libraries(shardbench_nccl_library INTERFACE ${NCCL_LIBRARY} CUDA::cudart)
 
+find_path(NVTX_INCLUDE_DIR nvtx3/nvToolsExt.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+if(NOT NVTX_INCLUDE_DIR)
+  message(FATAL_ERROR "SHARDBENCH_CUDA is on, but NVTX's nvtx3/nvToolsExt.h was not found; install CUDA's nvtx, or set NVTX_INCLUDE_DIR.")
+endif()
+
 message(STATUS "CUDA: nvcc ${CMAKE_CUDA_COMPILER_VERSION}, architectures ${CMAKE_CUDA_ARCHITECTURES}, NCCL ${NCCL_LIBRARY}")

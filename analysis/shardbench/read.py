@@ -47,6 +47,9 @@ def _columns(**names_by_kind: str) -> dict[str, Kind]:
     return {name: Kind[kind.upper()] for kind, names in names_by_kind.items() for name in names.split()}
 
 
+SAMPLED = ("process_", "device_")
+"""How memory's categories begin that are samples, not tracked bytes."""
+
 TABLES: Mapping[str, Mapping[str, Kind]] = {
     "ranks": _columns(
         integer="rank dp_index tp_index local_rank pid threads allowed_cpus",

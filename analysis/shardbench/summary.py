@@ -22,7 +22,7 @@ from shardbench.busbw import BusBandwidth, bus_bandwidths
 from shardbench.errors import UsageError
 from shardbench.onestep import OneStep, one_step
 from shardbench.overlap import Overlap, Rehearsal, block_rehearsal, overlap
-from shardbench.read import Attributes, Config, Trace, TraceError, read_trace
+from shardbench.read import SAMPLED, Attributes, Config, Trace, TraceError, read_trace
 from shardbench.stats import Estimate
 from shardbench.stragglers import Unknown, Waits, split_waits
 from shardbench.units import MILLISECONDS, exact, number, percent, plural
@@ -589,9 +589,9 @@ def _mismatch(row: Mapping[Any, Any]) -> str:
 
 
 def _peak(table: pd.DataFrame) -> Peak | None:
-    """Process categories stay apart: they count shared pages on every rank and miss others."""
+    """Sampled categories stay apart: they count shared pages on every rank, and memory of others."""
     peaks = table.pivot_table("peak_bytes", "rank", "category", aggfunc="max", fill_value=0)
-    tracked = peaks[[c for c in peaks if c != "total_tracked" and not str(c).startswith("process_")]]
+    tracked = peaks[[c for c in peaks if c != "total_tracked" and not str(c).startswith(SAMPLED)]]
     if tracked.empty:
         return None
     is_bound = "total_tracked" not in peaks

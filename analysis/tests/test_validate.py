@@ -216,6 +216,13 @@ def test_peak_missing(run: Synthetic, tmp_path: Path) -> None:
     assert "rank 0, category process_rss has a sample of 9000000 bytes" in only(run, tmp_path)
 
 
+def test_samples_of_a_device_are_not_tracked_bytes(run: Synthetic, tmp_path: Path) -> None:
+    for table, field in (("memory", "bytes"), ("memory_peak", "peak_bytes")):
+        template = run.row(table, rank=0, category="process_rss")
+        run.tables[table].append(dict(template) | {"category": "device_used", field: 80_000_000_000})
+    assert violations(run, tmp_path) == []
+
+
 def test_peak_repeated(run: Synthetic, tmp_path: Path) -> None:
     run.tables["memory_peak"].append(dict(run.row("memory_peak", rank=0, category="optimizer")))
     assert "category optimizer has more than one row" in only(run, tmp_path)

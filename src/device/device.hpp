@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -10,6 +11,13 @@
 #include "src/units.hpp"
 
 namespace shardbench {
+
+/// What a device with memory of its own says about it.
+struct DeviceMemory {
+  Bytes used;      ///< of the whole device, by whomever
+  Bytes active;    ///< in this process's buffers, tracked or not
+  Bytes reserved;  ///< those, and what is kept for the next ones
+};
 
 /// A rank's device. Work is asked for in order and may be done later; what is read is what that work leaves.
 class Device {
@@ -29,6 +37,9 @@ class Device {
   virtual void read(std::span<std::byte> to, const std::byte* from) = 0;
   /// Returns when `from` may change; kernels asked for later find the bytes.
   virtual void write(std::byte* to, std::span<const std::byte> from) = 0;
+
+  /// Null where memory is the host's. May take as long as a call to the driver: not inside a timed step.
+  [[nodiscard]] virtual std::optional<DeviceMemory> usage() const { return std::nullopt; }
 };
 
 template <class T>

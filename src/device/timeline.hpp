@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string_view>
 #include <utility>
 
 namespace shardbench {
@@ -33,6 +34,11 @@ class Timeline {
   [[nodiscard]] virtual double seconds(const Instant& instant) const = 0;
   /// Forgets all marks.
   virtual void restart() = 0;
+
+  /// Names what is asked for until the matching `pop`, for profilers; `number` tells its like apart, where it
+  /// is not negative. Names nest.
+  virtual void push(std::string_view /*name*/, int /*number*/) {}
+  virtual void pop() {}
 };
 
 /// The host does at once what it is asked for.

@@ -30,6 +30,13 @@ std::string_view waiting_for(Collective collective) {
   return "waiting";
 }
 
+/// For profilers.
+std::string_view name_of_span(EventKind kind, Subject subject) {
+  if (kind == EventKind::compute) return subject.layer < 0 ? "compute" : "compute, layer";
+  if (kind == EventKind::copy_in) return subject.layer < 0 ? "copy_in, bucket" : "copy_in, layer";
+  return subject.layer < 0 ? "copy_out, bucket" : "copy_out, layer";
+}
+
 }  // namespace
 
 std::string_view name_of(Phase phase) {
@@ -75,11 +82,14 @@ void Recorder::begin_step(int step, bool warmup) {
   step_ = StepRecord{.step = step, .warmup = warmup ? 1 : 0};
   totals_.clear();
   world_.activity().enter(position("beginning", {}));
+  timeline_.push("step", step);
 }
 
 StepRecord& Recorder::end_step(std::int64_t tokens) {
   SHARDBENCH_ASSERT(in_flight_.empty());  // a step waits for all that it issued
   const Instant end = mark();
+  leave_phase();
+  timeline_.pop();  // the step
   timeline_.settle();
   for (const auto& work : postponed_) work();
   postponed_.clear();
@@ -95,6 +105,13 @@ StepRecord& Recorder::end_step(std::int64_t tokens) {
 void Recorder::enter(Phase phase, int micro) {
   phase_ = phase;
   micro_ = micro;
+  leave_phase();
+  timeline_.push(name_of(phase), micro);
+  phase_is_named_ = true;
+}
+
+void Recorder::leave_phase() {
+  if (std::exchange(phase_is_named_, false)) timeline_.pop();
 }
 
 Recorder::Span::Span(Recorder& recorder, EventKind kind, Subject subject)
@@ -115,12 +132,14 @@ Recorder::Interruption::~Interruption() {
 void Recorder::Span::open() {
   if (kind_ == EventKind::compute) recorder_.open_compute_ = this;
   recorder_.world_.activity().enter(recorder_.position(name_of(kind_), subject_));
+  recorder_.timeline_.push(name_of_span(kind_, subject_), std::max(subject_.layer, subject_.bucket));
   start_ = recorder_.mark();
 }
 
 void Recorder::Span::close() {
   if (kind_ == EventKind::compute) recorder_.open_compute_ = nullptr;
   const Instant end = recorder_.mark();
+  recorder_.timeline_.pop();
   Event event;
   event.step = recorder_.step_.step;
   event.micro = recorder_.micro_;

@@ -207,6 +207,8 @@ class Recorder {
       postponed_.emplace_back(std::move(work));
     }
   }
+  /// Ends the name that profilers see.
+  void leave_phase();
   void add_exposed(Collective collective, Phase phase, double seconds);
 
   const World& world_;
@@ -215,6 +217,7 @@ class Recorder {
   TraceLevel level_;
   Phase phase_ = Phase::forward;
   int micro_ = 0;
+  bool phase_is_named_ = false;  ///< between `enter` and the step's end
   StepRecord step_;
   Instant begin_;  ///< of the step
   std::vector<std::function<void()>> postponed_;

@@ -29,7 +29,7 @@ struct ClockRow {
   double uncertainty_s = 0.0;
 };
 
-/// A sample of a process_* category, or a tracked one.
+/// A sample of a process_* or device_* category, or a tracked one.
 struct MemoryRow {
   std::int32_t rank = 0;
   std::int32_t step = 0;

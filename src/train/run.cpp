@@ -74,7 +74,7 @@ class Run {
                  .tp_index = mesh.tp_index,
                  .threads = setup_.threads(),
                  .device = memory_.device()->name()});
-    write_process_memory(-1, process_before_);
+    write_memory_samples(-1, process_before_);
     write_clocks();
     const TimerQuality timer = measure_timers(world_);
     if (file_) {
@@ -185,23 +185,27 @@ class Run {
   /// Not in a simulation, where all ranks are the simulator's one process.
   [[nodiscard]] bool samples_process() const { return writes(TraceLevel::steps) && !world_.simulated(); }
 
-  void sample_process_memory(int step) {
-    if (samples_process()) write_process_memory(step, read_process_memory());
+  void sample_memory(int step) {
+    if (samples_process()) write_memory_samples(step, read_process_memory());
   }
 
-  void write_process_memory(int step, const ProcessMemory& memory) {
+  void write_memory_samples(int step, const ProcessMemory& process) {
     if (!samples_process()) return;
-    process_peak_ = {.rss = std::max(process_peak_.rss, memory.rss),
-                     .hwm = std::max(process_peak_.hwm, memory.hwm),
-                     .pss = std::max(process_peak_.pss, memory.pss)};
-    const nlohmann::json own = {{"at", world_.now()},
-                                {"rss", memory.rss.count()},
-                                {"hwm", memory.hwm.count()},
-                                {"pss", memory.pss.count()}};
+    std::vector<std::pair<std::string, Bytes>> samples = {
+        {"process_rss", process.rss}, {"process_hwm", process.hwm}, {"process_pss", process.pss}};
+    if (const std::optional<DeviceMemory> device = memory_.device()->usage())
+      samples.insert(samples.end(), {{"device_used", device->used},
+                                     {"device_active", device->active},
+                                     {"device_reserved", device->reserved}});
+    nlohmann::json own = {{"at", world_.now()}, {"samples", nlohmann::json::array()}};
+    for (const auto& [category, bytes] : samples) {
+      sample_peaks_[category] = std::max(sample_peaks_[category], bytes);
+      own["samples"].push_back({category, bytes.count()});
+    }
     collector_.for_each_rank_json(own, [&](int rank, const nlohmann::json& json) {
       std::vector<MemoryRow> rows;
-      for (const char* kind : {"rss", "hwm", "pss"})
-        rows.push_back({rank, step, json["at"], fmt::format("process_{}", kind), json[kind]});
+      for (const auto& sample : json["samples"])
+        rows.push_back({rank, step, json["at"], sample[0].get<std::string>(), sample[1]});
       file_->append(std::span<const MemoryRow>(rows));
     });
   }
@@ -265,7 +269,7 @@ class Run {
       doing("gathering the traces of a window");
       make_global(setup_.recorder().steps());
       flush_window();
-      sample_process_memory(step - 1);
+      sample_memory(step - 1);
       if (file_) file_->flush();
       if (!agrees) return Ending::check_failed;
       if (stop_ != 0 && step < all) return Ending::interrupted;
@@ -382,11 +386,7 @@ class Run {
       own[std::string(name_of(category))] = tracker.peak(category).count();
     }
     own["total_tracked"] = tracker.total_peak().count();
-    if (samples_process()) {
-      own["process_rss"] = process_peak_.rss.count();
-      own["process_hwm"] = process_peak_.hwm.count();
-      own["process_pss"] = process_peak_.pss.count();
-    }
+    for (const auto& [category, bytes] : sample_peaks_) own[category] = bytes.count();
     collector_.for_each_rank_json(own, [&](int rank, const nlohmann::json& json) {
       std::vector<MemoryPeakRow> rows;
       for (const auto& [category, bytes] : json.items()) rows.push_back({rank, category, bytes});
@@ -454,7 +454,7 @@ class Run {
   std::map<int, StepRecord> slowest_;
   double peak_ = 0.0;  ///< tracked bytes, largest over ranks
   double expected_peak_ = 0.0;
-  ProcessMemory process_peak_;  ///< largest samples of this rank
+  std::map<std::string, Bytes> sample_peaks_;  ///< largest samples of this rank, by category
 };
 
 }  // namespace

@@ -52,6 +52,13 @@ def test_an_old_compiler_is_named(tmp_path: Path) -> None:
 
 
 @needs_nvcc
+def test_a_missing_nvtx_is_named(tmp_path: Path) -> None:
+    code, said = configure(tmp_path, "-DSHARDBENCH_CUDA=ON", "-DNVTX_INCLUDE_DIR=")
+    assert code != 0
+    assert "SHARDBENCH_CUDA is on, but NVTX's" in said
+
+
+@needs_nvcc
 def test_a_missing_cublaslt_is_named(tmp_path: Path) -> None:
     code, said = configure(tmp_path, "-DSHARDBENCH_CUDA=ON", "-DCUDA_cublasLt_LIBRARY=")
     assert code != 0

@@ -148,8 +148,8 @@ def test_scenarios_name_no_backend(path: Path) -> None:
 
 # Sections that a running program may write; .data.rel.ro becomes read-only once it is loaded.
 WRITABLE = re.compile(r"\s(\*COM\*|\.(?:data|bss|tdata|tbss)(?!\.rel\.ro)\S*)\s+[0-9a-f]+\s+(?:\.hidden\s+)?(.+)$")
-# Names that the compiler makes, and libraries' templates and inline variables.
-FOREIGN = re.compile(r"(DW\.ref|std::|__gnu|fmt::|CLI::|nlohmann::|testing::|\.|\*\.|__asan|__ubsan|_GLOBAL_|construction vtable|vtable|typeinfo)")
+# Names that the compilers make, nvcc's too, and libraries' templates and inline variables.
+FOREIGN = re.compile(r"(DW\.ref|std::|__gnu|fmt::|CLI::|nlohmann::|testing::|\.|\*\.|__device_stub__|__cudaFatCubinHandle|nvtxGlobals_|InitializeInjectionNvtx|__asan|__ubsan|_GLOBAL_|construction vtable|vtable|typeinfo)")
 
 
 def writable_symbols(objects: Iterable[Path]) -> set[str]:

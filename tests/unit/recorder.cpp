@@ -1,9 +1,14 @@
 // What a step's record says: where its time went, in which order things happened, and what was communicated.
 #include "src/trace/recorder.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "src/errors.hpp"
 
@@ -402,12 +407,50 @@ class SlowDevice final : public Timeline {
     reached_s_.clear();
     settled_ = false;
   }
+  void push(std::string_view name, int number) override {
+    names_.push_back(fmt::format("{} {}", name, number));
+    names_seen.push_back(fmt::format("{}", fmt::join(names_, "/")));
+  }
+  void pop() override {
+    ASSERT_FALSE(names_.empty());
+    names_.pop_back();
+  }
+  [[nodiscard]] bool all_names_ended() const { return names_.empty(); }
+
+  std::vector<std::string> names_seen;
 
  private:
   const StillWorld& world_;
+  std::vector<std::string> names_;
   std::vector<double> reached_s_;
   bool settled_ = false;
 };
+
+TEST(Recorder, NamesPhasesAndLayersForProfilers) {
+  StillWorld world;
+  SlowDevice timeline(world);
+  MemoryTracker tracker;
+  Recorder recorder(world, timeline, tracker, TraceLevel::none);
+  recorder.begin_step(7, false);
+  recorder.enter(Phase::forward, 0);
+  {
+    const auto span = recorder.compute({.layer = 2});
+    const auto interruption = recorder.interrupt_compute();
+    const auto copy = recorder.copy_in({.bucket = 1});
+  }
+  recorder.enter(Phase::optimizer, 0);
+  { const auto span = recorder.compute({}); }
+  recorder.end_step(1);
+  EXPECT_TRUE(timeline.all_names_ended());
+  const std::vector<std::string> wanted = {"step 7",
+                                           "step 7/forward 0",
+                                           "step 7/forward 0/compute, layer 2",
+                                           "step 7/forward 0/copy_in, bucket 1",
+                                           "step 7/forward 0/compute, layer 2",
+                                           "step 7/optimizer 0",
+                                           "step 7/optimizer 0/compute -1"};
+  EXPECT_EQ(timeline.names_seen, wanted);
+}
 
 TEST(Recorder, TakesADevicesTimesWhenTheStepIsOver) {
   StillWorld world;

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from shardbench import stats
-from shardbench.read import Trace
+from shardbench.read import SAMPLED, Trace
 from shardbench.validate.run import (
     CLOCK_RESOLUTION_S,
     COLLECTIVES,
@@ -237,7 +237,7 @@ def _memory_adds_up(trace: Trace) -> Iterator[str]:
     """The peak of the sum is no less than any sum of samples, and no more than the sum of the peaks."""
     peaks = trace.memory_peak.drop_duplicates(["rank", "category"])
     total = peaks[peaks["category"] == TOTAL].set_index("rank")["peak_bytes"]
-    tracked = peaks[(peaks["category"] != TOTAL) & ~peaks["category"].str.startswith("process_")]
+    tracked = peaks[(peaks["category"] != TOTAL) & ~peaks["category"].str.startswith(SAMPLED)]
     bound = tracked.groupby("rank")["peak_bytes"].sum()
     above = total[total > bound.reindex(total.index, fill_value=0)]
     if not above.empty:
@@ -246,7 +246,7 @@ def _memory_adds_up(trace: Trace) -> Iterator[str]:
             f"memory_peak: rank {rank}: {TOTAL} = {above.iloc[0]} bytes exceeds the sum of the categories' peaks, "
             f"{bound.get(rank, 0)}{more(len(above), 'rank')}"
         )
-    memory = trace.memory[~trace.memory["category"].str.startswith("process_")]
+    memory = trace.memory[~trace.memory["category"].str.startswith(SAMPLED)]
     before = memory.groupby(["rank", "category"])["bytes"].shift(fill_value=0)
     sums = memory.assign(sum=(memory["bytes"] - before).groupby(memory["rank"]).cumsum())
     sums = sums.assign(peak=sums["rank"].map(total))

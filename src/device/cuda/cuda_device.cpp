@@ -73,10 +73,17 @@ StreamHandle CudaDevice::make_comm_stream() {
   return make_stream(highest);
 }
 
-Bytes CudaDevice::reserved() const {
-  std::uint64_t bytes = 0;
-  SHARDBENCH_CUDA(cudaMemPoolGetAttribute(pool_of(ordinal_), cudaMemPoolAttrReservedMemCurrent, &bytes));
-  return Bytes(static_cast<std::int64_t>(bytes));
+std::optional<DeviceMemory> CudaDevice::usage() const {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  SHARDBENCH_CUDA(cudaMemGetInfo(&free, &total));
+  std::uint64_t active = 0;
+  std::uint64_t reserved = 0;
+  SHARDBENCH_CUDA(cudaMemPoolGetAttribute(pool_of(ordinal_), cudaMemPoolAttrUsedMemCurrent, &active));
+  SHARDBENCH_CUDA(cudaMemPoolGetAttribute(pool_of(ordinal_), cudaMemPoolAttrReservedMemCurrent, &reserved));
+  return DeviceMemory{.used = Bytes(static_cast<std::int64_t>(total - free)),
+                      .active = Bytes(static_cast<std::int64_t>(active)),
+                      .reserved = Bytes(static_cast<std::int64_t>(reserved))};
 }
 
 std::shared_ptr<std::byte> CudaDevice::allocate(Bytes size) {

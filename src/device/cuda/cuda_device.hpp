@@ -23,12 +23,11 @@ class CudaDevice final : public Device {
   [[nodiscard]] cudaStream_t compute() const { return compute_.get(); }
   /// A further stream for communication, ahead of compute where both could run.
   [[nodiscard]] static StreamHandle make_comm_stream();
-  /// What the device's memory pool holds, buffers and what it keeps for the next ones.
-  [[nodiscard]] Bytes reserved() const;
 
   std::shared_ptr<std::byte> allocate(Bytes size) override;
   void read(std::span<std::byte> to, const std::byte* from) override;
   void write(std::byte* to, std::span<const std::byte> from) override;
+  [[nodiscard]] std::optional<DeviceMemory> usage() const override;
 
  private:
   int ordinal_;

@@ -1,6 +1,10 @@
 #include "src/device/cuda/cuda_timeline.hpp"
 
+#include <fmt/format.h>
+#include <nvtx3/nvToolsExt.h>
+
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <utility>
 
@@ -11,6 +15,8 @@ namespace {
 
 // The shortest of a few looks; each takes some microseconds, before the step's time begins.
 constexpr int looks = 3;
+
+constexpr std::size_t longest_name = 48;  // of a range
 
 EventHandle make_event() {
   cudaEvent_t event = nullptr;
@@ -59,6 +65,19 @@ void CudaTimeline::restart() {
   marks_ = 0;
   find_base();
 }
+
+void CudaTimeline::push(std::string_view name, int number) {
+  std::array<char, longest_name> text{};
+  const std::size_t room = text.size() - 1;
+  if (number < 0) {
+    fmt::format_to_n(text.data(), room, "{}", name);
+  } else {
+    fmt::format_to_n(text.data(), room, "{} {}", name, number);
+  }
+  nvtxRangePushA(text.data());
+}
+
+void CudaTimeline::pop() { nvtxRangePop(); }
 
 void CudaTimeline::find_base() {
   SHARDBENCH_CUDA(cudaStreamSynchronize(device_->compute()));

@@ -27,6 +27,9 @@ class CudaTimeline final : public Timeline {
   void settle() override;
   [[nodiscard]] double seconds(const Instant& instant) const override;
   void restart() override;
+  /// NVTX ranges of the calling thread.
+  void push(std::string_view name, int number) override;
+  void pop() override;
 
   /// Makes `stream` wait until the device has come to that mark.
   void wait(cudaStream_t stream, const Instant& instant) const;
