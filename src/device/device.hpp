@@ -60,7 +60,7 @@ template <class T>
 class DeviceScalar {
  public:
   DeviceScalar(std::shared_ptr<Device> device, T value)
-      : device_(std::move(device)), storage_(device_->allocate(Bytes(sizeof(T)))) {
+      : device_(std::move(device)), storage_(device_->allocate(Bytes{sizeof(T)})) {
     set(value);
   }
 
