@@ -180,8 +180,15 @@ def test_nothing_usable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_unwritable_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, synthetic())
-    assert main(["report", str(tmp_path), "-o", str(tmp_path / "none" / "r.html")]) == 1
-    assert "cannot be written (No such file or directory); pass another path" in capsys.readouterr().err
+    for output, problem in (
+        (tmp_path / "none" / "r.html", "lies in a folder that does not exist"),
+        (tmp_path, "is a folder"),
+    ):
+        assert main(["report", str(tmp_path), "-o", str(output)]) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and f"{problem}; pass the path of a file" in said.err
+    assert main(["report", str(tmp_path), "-o", "/dev/full"]) == 1
+    assert "cannot be written (No space left on device); pass another path" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
