@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from shardbench.errors import did_you_mean
+from shardbench.units import parse_bytes
 
 USAGE = 2
 """The exit code of a command line that cannot be understood."""
@@ -55,3 +56,11 @@ class Parser(argparse.ArgumentParser):
         what = action.option_strings[-1] if action.option_strings else str(action.metavar).lower()
         choices = did_you_mean(str(value), known) or f"; choose from {', '.join(known)}"
         self.error(f"there is no {what} '{value}'{choices}")
+
+
+def memory_size(text: str) -> int:
+    """An argument such as 80GB; bytes."""
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from shardbench.errors import RunError, UsageError
+from shardbench.plans import NoSchedule, ask
 from shardbench.predict.outlook import exposed_from
-from shardbench.predict.schedule import NoSchedule, ask
 
 
 class Model:

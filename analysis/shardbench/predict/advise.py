@@ -16,6 +16,7 @@ from pathlib import Path
 
 from shardbench.bar import bar
 from shardbench.errors import RunError, UsageError
+from shardbench.plans import ANY_FLOPS, NoSchedule, ask
 from shardbench.predict.model import (
     Measured,
     Prediction,
@@ -25,7 +26,6 @@ from shardbench.predict.model import (
     measure,
     with_residual,
 )
-from shardbench.predict.schedule import ANY_FLOPS, NoSchedule, ask
 from shardbench.processes import ends_with_this_process
 from shardbench.read import read_trace
 

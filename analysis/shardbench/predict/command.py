@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from shardbench.arguments import memory_size
 from shardbench.platforms import shipped_names
-from shardbench.units import parse_bytes
 
 ADVICE = (
     "Asks the executables what each stage and mesh needs at N ranks, simulates those that fit on two to four nodes of the "
@@ -52,7 +52,7 @@ def _add_predict(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--gpu-memory",
-        type=_memory_size,
+        type=memory_size,
         metavar="SIZE",
         help="name the fastest that fits, as in 80GB or 64GiB",
     )
@@ -79,7 +79,7 @@ def _add_advise(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--model", required=True, metavar="NAME", help="a preset, such as 70b")
     parser.add_argument(
-        "--gpu-memory", required=True, type=_memory_size, metavar="SIZE", help="as in 80GB or 64GiB"
+        "--gpu-memory", required=True, type=memory_size, metavar="SIZE", help="as in 80GB or 64GiB"
     )
     parser.add_argument("--ranks", required=True, type=int, metavar="N", help="GPUs, one a rank")
     parser.add_argument(
@@ -104,13 +104,6 @@ def _add_advise(add: Callable[..., argparse.ArgumentParser]) -> None:
     parser.add_argument("--sim-bin", type=Path, metavar="DIR", help="the simulated ones, as for simulate")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
     parser.set_defaults(run=_advise)
-
-
-def _memory_size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _fit(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shardbench.ends import EXPOSED_LIMIT
 from shardbench.errors import RunError, UsageError
+from shardbench.plans import NoSchedule
 from shardbench.predict.alphabeta import Fit, Kind
 from shardbench.predict.model import (
     Configuration,
@@ -22,7 +23,6 @@ from shardbench.predict.model import (
     skill,
     with_residual,
 )
-from shardbench.predict.schedule import NoSchedule
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,13 @@
 """The schedule of a step, as the executable itself plans it (`--plan`)."""
 
-import json
-import os
-import subprocess
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardbench.errors import RunError, UsageError
+from shardbench.plans import ANY_FLOPS, ask
 from shardbench.read import Config
-
-PATIENCE_S = 300
-"""A plan takes 0.1 s at 2048 ranks; only a hang is to be found here."""
-
-ANY_FLOPS = "1e12"
-"""How fast compute is changes nothing in a plan, but imitated compute has to be told."""
 
 DIMENSIONS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")
 
@@ -30,13 +21,6 @@ STEP_OPTIONS = (
 
 ONLY_SIMULATED = {"algorithm": ("nccl", "coarse"), "progress": ("stream",)}
 """Values that the release build refuses. The schedule is the same without."""
-
-ANSWERED = ("options", "events", "ledger", "memory")
-"""What a plan says."""
-
-
-class NoSchedule(RunError):
-    """The executable refuses a configuration at a world size, for example a global batch that does not divide."""
 
 
 @dataclass(frozen=True)
@@ -104,19 +88,6 @@ class Schedule:
     tokens: int
 
 
-def executable(scenario: str, binaries: Path) -> Path:
-    """
-    Raises:
-        UsageError: there is none.
-    """
-    path = binaries / scenario
-    if not path.is_file() or not os.access(path, os.X_OK):
-        raise UsageError(
-            f"{path} is no executable, and schedules come from there; run make build, or pass --bin"
-        )
-    return path
-
-
 def setup_facts(config: Config) -> dict[str, Any]:
     """All of a configuration that `setup_of` looks at."""
     names = (*STEP_OPTIONS, "model", "compute", "tp")
@@ -176,39 +147,6 @@ def plan(setup: Setup, ranks: int, binaries: Path) -> Schedule:
         peak_bytes=answer["memory"]["peak_bytes"]["total_tracked"],
         tokens=sequences * setup.seq,
     )
-
-
-def ask(scenario: str, arguments: Sequence[str], binaries: Path) -> dict[str, Any]:
-    """What the executable answers to --plan.
-
-    Raises:
-        UsageError: it is missing.
-        NoSchedule: it refuses.
-        RunError: it does not answer, or in another form.
-    """
-    path = executable(scenario, binaries)
-    try:
-        done = subprocess.run(
-            [str(path), "--plan", *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RunError(f"{path} --plan did not answer ({error}); run make build") from error
-    if done.returncode:
-        reason = " ".join(done.stderr.split()) or f"{path} --plan ended with exit code {done.returncode}"
-        raise NoSchedule(f"no schedule: {reason}")
-    try:
-        answer = json.loads(done.stdout)
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict) or not all(name in answer for name in ANSWERED):
-        raise RunError(
-            f"{path} --plan answers in a form that is not known here; use executables of this version (make build)"
-        )
-    return answer
 
 
 def operations(

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardbench.arguments import memory_size
 from shardbench.errors import RunError, UsageError
-from shardbench.units import parse_bytes
 
 if TYPE_CHECKING:
     from shardbench.predicted import PredictedPoint
@@ -32,7 +32,7 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--gpu-memory",
-        type=_size,
+        type=memory_size,
         metavar="SIZE",
         help="what a rank has, for example 80GB: the page says what fits (default: not known)",
     )
@@ -49,13 +49,6 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="for --predict-to: the executables (default: SHARDBENCH_BIN, else build/release/bin)",
     )
     parser.set_defaults(run=report)
-
-
-def _size(text: str) -> float:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def report(options: argparse.Namespace) -> int:

@@ -1,18 +1,17 @@
 """What the executables say about a point before it runs: whether they accept it, and what it needs."""
 
-import json
 import os
-import subprocess
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardbench.errors import RunError, UsageError
+from shardbench.errors import UsageError
+from shardbench.plans import ANY_FLOPS, NoSchedule, ask
 from shardbench.sweep.point import Point, Value
 
-SIMULATED_DEFAULTS: Mapping[str, Value] = {"compute": "timed", "payload": "phantom", "flops": 1e12}
+SIMULATED_DEFAULTS: Mapping[str, Value] = {"compute": "timed", "payload": "phantom", "flops": ANY_FLOPS}
 """What a simulation assumes. How fast compute is changes nothing in a plan, but has to be said."""
 
 ROW_BYTES = {
@@ -32,9 +31,6 @@ MEMORY_ROWS_PER_EVENT = 3
 
 PEAK_CATEGORIES = 11
 """Rows of `memory_peak` a rank."""
-
-PATIENCE_S = 300
-"""A plan takes 0.04 s at 1024 ranks; only a hang is to be found here."""
 
 
 @dataclass(frozen=True)
@@ -85,29 +81,12 @@ def plan_all(points: Iterable[Point], binaries: Path) -> dict[str, Plan]:
 
 def plan(point: Point, binaries: Path) -> Plan:
     """Asks the point's executable, with `--plan`; see `plan_all`."""
-    executable = binaries / point.scenario
-    if not os.access(executable, os.X_OK) or not executable.is_file():
-        raise UsageError(
-            f"scenario {point.scenario}: {executable} is no executable; run make build, or pass --bin"
-        )
     # An executable of the release build plans what the simulated one would run.
-    command = [str(executable), "--plan", f"--ranks={point.ranks}", *point.arguments(), *_assumed(point)]
+    arguments = [f"--ranks={point.ranks}", *point.arguments(), *_assumed(point)]
     try:
-        # In a session of its own, so that Ctrl-C reaches only the sweep.
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            start_new_session=True,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RunError(f"{executable} --plan did not answer ({error}); run make build") from error
-    if done.returncode:
-        reason = " ".join(done.stderr.split()) or f"--plan ended with exit code {done.returncode}"
-        raise UsageError(f"{point.name} is refused: {reason}")
-    answer = json.loads(done.stdout)
+        answer = ask(point.scenario, arguments, binaries)
+    except NoSchedule as refusal:
+        raise UsageError(f"{point.name} is refused: {refusal.reason}") from refusal
     return Plan(
         psi=answer["psi"],
         options=answer["options"],
