@@ -3,6 +3,8 @@
 import ctypes
 import os
 import signal
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +24,24 @@ def ends_with_this_process(number: signal.Signals) -> Callable[[], None]:
             os.kill(os.getpid(), number)
 
     return arrange
+
+
+class Together:
+    """Processes that several threads start and that end together. One that is added after the end is ended too."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[str]] = []
+        self._have_ended = threading.Event()
+
+    def add(self, process: "subprocess.Popen[str]") -> None:
+        self._processes.append(process)
+        if self._have_ended.is_set():
+            process.terminate()
+
+    def terminate(self) -> None:
+        self._have_ended.set()
+        for process in self._processes:
+            process.terminate()
 
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

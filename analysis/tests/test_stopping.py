@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardbench.processes import STOPPING
+from shardbench.processes import STOPPING, Together
 from synthetic import synthetic
 
 # Stops itself in the middle of an export, so that the moment is always the same.
@@ -29,16 +29,15 @@ sys.exit(main(["export", sys.argv[2], "-o", sys.argv[3]]))
 """
 
 REHEARSALS = """
-import os, signal, subprocess, sys, threading
-from pathlib import Path
+import itertools, os, signal, subprocess, sys, threading
 from shardbench.cli import main
 from shardbench.predict import advise
 
-timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+rehearsals = itertools.count()
 
 def start(*arguments, popen=subprocess.Popen, **settings):
-    if not timer.ident:
-        timer.start()
+    if next(rehearsals) == 0:  # of those that several threads start at the same time
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     return popen(["sleep", "50"], **settings)
 
 advise._peak_bytes = lambda request, candidate: 1
@@ -81,3 +80,11 @@ def test_output_that_cannot_be_written_is_one_line(unbuffered: str, tmp_path: Pa
     problem = "the output cannot be read or written (No space left on device)"
     assert done.returncode == 1
     assert done.stderr == f"shardbench validate: {problem}; check its disk and permissions\n"
+
+
+def test_a_process_that_is_started_after_the_end_is_ended_too() -> None:
+    processes = Together()
+    processes.terminate()
+    with subprocess.Popen(["sleep", "50"], text=True) as late:
+        processes.add(late)
+    assert late.returncode == -signal.SIGTERM

@@ -26,7 +26,7 @@ from shardbench.predict.model import (
     measure,
     with_residual,
 )
-from shardbench.processes import ends_with_this_process
+from shardbench.processes import Together, ends_with_this_process
 from shardbench.read import read_trace
 
 NODES = (2, 3, 4)
@@ -191,7 +191,7 @@ def _simulated(runs: Sequence[_Run], request: Request) -> dict[_Run, Measured]:
     """Runs each once, as many at a time as there are CPUs."""
     distinct = list(dict.fromkeys(runs))
     with tempfile.TemporaryDirectory(prefix="shardbench-advise-") as folder:
-        processes: list[subprocess.Popen[str]] = []
+        processes = Together()
 
         def simulated(numbered: tuple[int, _Run]) -> Measured:
             index, run = numbered
@@ -203,14 +203,11 @@ def _simulated(runs: Sequence[_Run], request: Request) -> dict[_Run, Measured]:
                 return dict(zip(distinct, done))
             except BaseException:  # which nobody wants to hear of only when the others are done
                 pool.shutdown(wait=False, cancel_futures=True)
-                for process in processes:
-                    process.terminate()
+                processes.terminate()
                 raise
 
 
-def _simulate(
-    run: _Run, request: Request, output: Path, processes: list["subprocess.Popen[str]"]
-) -> Measured:
+def _simulate(run: _Run, request: Request, output: Path, processes: Together) -> Measured:
     command = [
         sys.executable,
         "-m",
@@ -229,7 +226,7 @@ def _simulate(
         text=True,
         preexec_fn=ends_with_this_process(signal.SIGTERM),
     ) as process:
-        processes.append(process)
+        processes.add(process)
         try:
             _, said = process.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
