@@ -22,11 +22,12 @@ from shardbench.busbw import BusBandwidth, bus_bandwidths
 from shardbench.errors import UsageError
 from shardbench.onestep import OneStep, one_step
 from shardbench.overlap import Overlap, Rehearsal, block_rehearsal, overlap
+from shardbench.plans import BENCHMARK
 from shardbench.read import SAMPLED, Attributes, Config, Trace, TraceError, read_trace
 from shardbench.stats import Estimate
 from shardbench.stragglers import Unknown, Waits, split_waits
 from shardbench.units import MILLISECONDS, exact, number, percent, plural
-from shardbench.validate import BENCHMARK, ledger_mismatches
+from shardbench.validate import ledger_mismatches
 
 SCENARIOS = ("ddp", "zero1", "zero2", "zero3", "mesh2d")
 """The order in which scenarios are listed: from nothing sharded to everything."""

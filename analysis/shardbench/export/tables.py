@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from shardbench.errors import RunError
+from shardbench.plans import BENCHMARK
 from shardbench.read import ALL_TABLES, Header, Kind, TraceError, read_header
 from shardbench.summary import (
     Directory,
@@ -22,7 +23,6 @@ from shardbench.summary import (
     reduce_trace,
     usable_traces,
 )
-from shardbench.validate import BENCHMARK
 
 KEYS = ("file", "scenario", "model", "world_size", "dp", "tp", "simulated")
 PROVENANCE = (
