@@ -20,6 +20,7 @@ SURE = Prediction(
     tokens=64,
     peak_bytes=1,
     outside=(),
+    undecided=(),
 )
 DOUBTFUL = replace(SURE, ranks=64, outside=("all_gather nccl any, world, between nodes",))
 
@@ -43,10 +44,20 @@ def test_a_remedy_is_told_once() -> None:
     assert "the program collectives" in told
 
 
+def test_each_doubt_has_its_sentence() -> None:
+    kind = "all_gather nccl any, world, between nodes"
+    few = replace(SURE, ranks=64, undecided=(kind,))
+    (told,) = doubts([outlook(few)])
+    assert f"do not tell whether the latency of {kind} grows with N" in told
+    assert len(list(doubts([outlook(few, DOUBTFUL)]))) == 2
+
+
 def test_a_model_without_skill_is_not_recommended() -> None:
     good, bad = Skill(0.9, 0.01, 64, True), Skill(-0.5, 0.3, 64, True)
     texts = [" ".join(sentences(outlook(SURE, skill=skill))) for skill in (good, bad)]
     assert ["do not rely on it" in text for text in texts] == [False, True]
+    (hidden,) = list(sentences(outlook(SURE, skill=Skill(None, 0.0, 8, False))))[1:]
+    assert "communication is hidden at N = 8" in hidden
 
 
 def test_files_left_out_for_one_reason_share_a_line() -> None:

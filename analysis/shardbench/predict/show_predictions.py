@@ -11,6 +11,7 @@ from typing import Any
 
 from shardbench.ends import EXPOSED_LIMIT
 from shardbench.errors import RunError, UsageError
+from shardbench.predict.alphabeta import FEWEST_GROUPS
 from shardbench.predict.directory import read_for_fits
 from shardbench.predict.model import Prediction, Skill
 from shardbench.predict.outlook import Outlook, outlooks_of
@@ -73,7 +74,7 @@ def _row(outlook: Outlook, prediction: Prediction) -> tuple[str, ...]:
     measured_s = outlook.measured_s(prediction.ranks)
     return (
         outlook.configuration.label,
-        f"{prediction.ranks}{'?' if prediction.outside else ''}",
+        f"{prediction.ranks}{'?' if prediction.is_doubtful else ''}",
         number(prediction.step_s * MILLISECONDS),
         f"{number(prediction.low_s * MILLISECONDS)} – {number(prediction.high_s * MILLISECONDS)}",
         percent(prediction.exposed_share),
@@ -90,7 +91,9 @@ def sentences(outlook: Outlook) -> Iterator[str]:
     if outlook.exposed_from is None:
         yield f"exposed communication stays below {percent(EXPOSED_LIMIT)} up to N = {last}."
     else:
-        doubt = "?" if any(p.outside and p.ranks <= outlook.exposed_from for p in outlook.predictions) else ""
+        doubt = (
+            "?" if any(p.is_doubtful and p.ranks <= outlook.exposed_from for p in outlook.predictions) else ""
+        )
         yield f"exposed communication is more than {percent(EXPOSED_LIMIT)} of the step from N = {outlook.exposed_from}{doubt} on."
     if outlook.skill:
         yield _skill_sentence(outlook.skill)
@@ -98,23 +101,33 @@ def sentences(outlook: Outlook) -> Iterator[str]:
 
 def doubts(outlooks: Iterable[Outlook]) -> Iterator[str]:
     """What the question marks mean, once for each remedy."""
-    kinds: dict[str, set[str]] = defaultdict(set)
+    outside: dict[str, set[str]] = defaultdict(set)
+    undecided: dict[str, set[str]] = defaultdict(set)
     for outlook in outlooks:
         tensor = outlook.configuration.setup.tp > 1
         runs = "small models, with the same tp" if tensor else "the program collectives, with small sizes"
         for prediction in outlook.predictions:
-            kinds[runs].update(prediction.outside)
-    for runs, outside in kinds.items():
-        if outside:
+            outside[runs].update(prediction.outside)
+            undecided[runs].update(prediction.undecided)
+    for runs in outside:
+        if kinds := sorted(outside[runs]):
             yield (
-                f"marked ?: latency is a larger part of {listed(sorted(outside))} than in any file. The library may have a "
+                f"marked ?: latency is a larger part of {listed(kinds)} than in any file. The library may have a "
                 f"faster way there; the step is then shorter, and the interval reaches down to no latency. Runs of {runs}, at "
                 "the same numbers of nodes, would show it."
+            )
+        if kinds := sorted(undecided[runs]):
+            yield (
+                f"marked ?: groups of fewer than {FEWEST_GROUPS} sizes do not tell whether the latency of {listed(kinds)} grows "
+                f"with N. It is taken to grow; the interval reaches down to that of the largest group. Runs of {runs}, on "
+                f"{FEWEST_GROUPS} numbers of nodes or more, would tell."
             )
 
 
 def _skill_sentence(found: Skill) -> str:
     how = "from smaller N alone" if found.held_out else "which the model has seen"
+    if found.value is None:
+        return f"communication is hidden at N = {found.ranks}, {how}, so that a prediction there has no skill to show."
     verdict = "" if found.value > 0 else ", no better than a model without communication: do not rely on it"
     return (
         f"skill {found.value:.2f} (1 is perfect) at N = {found.ranks}, {how}: the step time is off by {percent(found.error)}"
@@ -158,7 +171,8 @@ def _facts(outlook: Outlook, prediction: Prediction) -> dict[str, Any]:
 def _write_csv(outlooks: Iterable[Outlook]) -> None:
     rows = [{"configuration": o.configuration.label} | _facts(o, p) for o in outlooks for p in o.predictions]
     for row in rows:
-        row["outside"] = "; ".join(row["outside"])
+        for doubt in ("outside", "undecided"):
+            row[doubt] = "; ".join(row[doubt])
     writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
