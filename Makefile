@@ -51,7 +51,7 @@ run: build ## run a local scaling study of every scenario and write results/demo
 	@rm -f results/demo/*_n[0-9]*.h5 results/demo/*_n[0-9]*.log results/demo/report.html # measured anew, not resumed
 	@build/venv/bin/shardbench sweep jobs/studies/demo.toml
 	@build/venv/bin/shardbench validate results/demo/*_n[0-9]*.h5
-	@build/venv/bin/shardbench report results/demo -o results/demo/report.html
+	@build/venv/bin/shardbench report results/demo --predict-to 4096 -o results/demo/report.html
 
 test: build ## run every test but those labelled slow
 	@$(CTEST) --test-dir build/release -LE slow

@@ -22,7 +22,12 @@ def predicted_points(directory: Path, largest: int, binaries: Path) -> tuple[lis
         raise RunError(f"nothing below {directory} can be extrapolated: {'; '.join(refusals)}")
     points = [
         PredictedPoint(
-            outlook.configuration.files[0].name, guess.ranks, guess.step_s, guess.low_s, guess.high_s
+            outlook.configuration.files[0].name,
+            guess.ranks,
+            guess.step_s,
+            guess.low_s,
+            guess.high_s,
+            guess.exposed_share,
         )
         for outlook in outlooks
         for guess in outlook.predictions
