@@ -6,7 +6,8 @@ from typing import Any
 
 from shardbench.overlap import Rehearsal
 from shardbench.redline import Block, Layout, Machine, red_line, windows
-from shardbench.summary import Launch, Series
+from shardbench.summary.launch import Launch
+from shardbench.summary.series import Series
 from shardbench.units import percent
 
 EXPOSED_LIMIT = 0.10

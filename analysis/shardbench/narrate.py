@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from shardbench.ends import End, closed_form_end, scaling_end
 from shardbench.overlap import Overlap
-from shardbench.summary import Launch, Point, Series, Study, depth_text
+from shardbench.summary.launch import Launch
+from shardbench.summary.series import Point, Series
+from shardbench.summary.setups import depth_text
+from shardbench.summary.studies import Study
 from shardbench.units import MILLISECONDS, bytes_text, listed, number, percent, plural
 
 

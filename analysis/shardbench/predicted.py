@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class PredictedPoint:
     """The predicted step time of one series at one N, seconds, within `low_s` and `high_s`.
 
-    `file` names a run of that series, as `shardbench.summary.Launch.name` does. Without an interval `low_s` and `high_s`
+    `file` names a run of that series, as `shardbench.summary.launch.Launch.name` does. Without an interval `low_s` and `high_s`
     are None. `exposed_share` of the step is exposed communication; None where it was not predicted.
     """
 

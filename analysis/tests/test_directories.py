@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from shardbench.cli import main
-from shardbench.summary import Excluded, read_directory, usable_traces, warnings
+from shardbench.summary.directory import read_directory
+from shardbench.summary.usable import Excluded, usable_traces
+from shardbench.summary.warnings import warnings
 from synthetic import Synthetic, synthetic, synthetic_collectives
 
 SIZES = (1, 2, 4, 8, 16, 128, 512, 1024)

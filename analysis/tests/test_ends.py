@@ -8,7 +8,8 @@ import pytest
 from shardbench.ends import closed_form_end
 from shardbench.platforms import load_platform
 from shardbench.redline import Block, Layout, Machine, red_line, windows
-from shardbench.summary import Series, read_directory
+from shardbench.summary.directory import read_directory
+from shardbench.summary.series import Series
 from synthetic import Synthetic, synthetic
 
 FORWARD_S, BACKWARD_S = 2.43e-3, 4.73e-3

@@ -8,7 +8,7 @@ from shardbench.predict.directory import Found
 from shardbench.predict.model import Prediction, Skill
 from shardbench.predict.outlook import Outlook
 from shardbench.predict.show_predictions import doubts, sentences
-from shardbench.summary import Excluded
+from shardbench.summary.usable import Excluded
 
 SURE = Prediction(
     ranks=8,

@@ -31,7 +31,9 @@ def large_file(path: Path) -> Path:
             tiled["step"] += 8 * number
             for field in {"issue_s", "start_s", "end_s"} & set(rows.dtype.names):
                 tiled[field] += number
-            if table == "events":  # rounded anew at later times; a wait is as long as its collective says, to the last bit
+            if (
+                table == "events"
+            ):  # rounded anew at later times; a wait is as long as its collective says, to the last bit
                 tiled["wait_s"] = np.where(tiled["wait_s"] > 0, tiled["end_s"] - tiled["start_s"], 0.0)
             file.create_dataset(table, data=tiled)
         assert len(file["events"]) >= EVENTS

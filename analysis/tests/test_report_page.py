@@ -16,7 +16,7 @@ from shardbench.errors import RunError
 from shardbench.predicted import PredictedPoint
 from shardbench.report import predictions
 from shardbench.report.page import html_report
-from shardbench.summary import read_directory
+from shardbench.summary.directory import read_directory
 from synthetic import Synthetic, synthetic, synthetic_collectives
 
 LABEL = re.compile(

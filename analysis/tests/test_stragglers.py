@@ -13,7 +13,8 @@ import pytest
 
 from shardbench.read import read_trace
 from shardbench.stragglers import Unknown, Waits, split_waits
-from shardbench.summary import reduce_trace, warnings
+from shardbench.summary.launch import reduce_trace
+from shardbench.summary.warnings import warnings
 from synthetic import synthetic
 
 ROOT = Path(__file__).resolve().parents[2]

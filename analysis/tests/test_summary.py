@@ -8,7 +8,10 @@ import pytest
 
 from shardbench.ends import End, scaling_end
 from shardbench.narrate import integrity_sentences, speed_sentence, study_sentences
-from shardbench.summary import Directory, Point, Study, read_directory, warnings
+from shardbench.summary.directory import Directory, read_directory
+from shardbench.summary.series import Point
+from shardbench.summary.studies import Study
+from shardbench.summary.warnings import warnings
 from synthetic import PSI, Synthetic, synthetic, synthetic_collectives
 
 

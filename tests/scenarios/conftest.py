@@ -11,6 +11,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import runs  # noqa: E402
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: for make test-all")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _scratch() -> Iterator[None]:
     yield

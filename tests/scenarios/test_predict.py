@@ -125,7 +125,7 @@ def test_an_n_that_does_not_divide_the_batch_is_left_out_alone(tmp_path: Path) -
     found = {"--global-batch=96" in o["arguments"]: [p["ranks"] for p in o["predictions"]] for o in json.loads(done.stdout)}
     assert found == {True: [8, 16, 32, 96], False: [8, 16, 32, 64, 96]}
     (said,) = done.stderr.splitlines()
-    assert said.startswith("zero3 global-batch=96 at N = 64: no schedule: ") and "--global-batch 96 is not a multiple" in said
+    assert said.startswith("zero3 (global-batch 96) at N = 64: no schedule: ") and "--global-batch 96 is not a multiple" in said
     refused = shardbench("predict", tmp_path, "--to", 96, "--bin", runs.BIN, "--ranks-per-node", "0")
     assert refused.returncode == 2 and "--ranks-per-node 0 is no number of ranks" in refused.stderr
 

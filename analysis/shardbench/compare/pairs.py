@@ -20,7 +20,12 @@ from numpy.typing import NDArray
 from shardbench import stats
 from shardbench.errors import UsageError
 from shardbench.stats import Estimate, Ratio
-from shardbench.summary import BESIDE_THE_STEP, Directory, Excluded, Launch, Point, make_point, read_directory
+from shardbench.summary.directory import Directory, read_directory
+from shardbench.summary.launch import Launch
+from shardbench.summary.series import Point, make_point
+from shardbench.summary.setups import BESIDE_THE_STEP
+from shardbench.summary.studies import studies_of
+from shardbench.summary.usable import Excluded
 
 
 class Verdict(StrEnum):
@@ -158,7 +163,7 @@ def _nothing_in_common(found: Comparison) -> str:
 
 def _same_steps(launches: Sequence[Launch]) -> Iterator[tuple[str, str, list[Launch]]]:
     """Study, label and launches of each point; what may differ along a series is told apart."""
-    for study in Directory("", list(launches)).studies:
+    for study in studies_of(launches):
         for series in study.series:
             for point in series.points:
                 variants: dict[tuple[str, ...], list[Launch]] = defaultdict(list)

@@ -7,7 +7,8 @@ from typing import Any
 
 from shardbench.compare.pairs import Comparison, Memory, Pair, Samples, Single, Time, provenance
 from shardbench.stats import MINIMUM_SAMPLES, Estimate
-from shardbench.summary import Directory, Point
+from shardbench.summary.directory import Directory
+from shardbench.summary.series import Point
 from shardbench.units import MILLISECONDS, bytes_text, number, percent, plural, text_table
 
 HEADINGS = (

@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
     from shardbench.export.tables import parts
     from shardbench.export.write import WRITERS, replaced_when_whole
-    from shardbench.summary import Excluded
+    from shardbench.summary.usable import Excluded
 
     excluded: list[Excluded] = []
     with replaced_when_whole(output) as temporary:

@@ -13,16 +13,10 @@ import pandas as pd
 from shardbench.errors import RunError
 from shardbench.plans import BENCHMARK
 from shardbench.read import ALL_TABLES, Header, Kind, TraceError, read_header
-from shardbench.summary import (
-    Directory,
-    Excluded,
-    Point,
-    Series,
-    find_traces,
-    name_below,
-    reduce_trace,
-    usable_traces,
-)
+from shardbench.summary.launch import Launch, reduce_trace
+from shardbench.summary.series import Point, Series
+from shardbench.summary.studies import studies_of
+from shardbench.summary.usable import Excluded, find_traces, name_below, usable_traces
 
 KEYS = ("file", "scenario", "model", "world_size", "dp", "tp", "simulated")
 PROVENANCE = (
@@ -141,15 +135,15 @@ def _column(values: Sequence[Any]) -> pd.Series:
 
 
 def _points(path: Path, excluded: list[Excluded]) -> pd.DataFrame:
-    found = Directory(str(path))
+    launches: list[Launch] = []
     for name, trace in usable_traces(path, excluded):
         if trace.attributes.scenario == BENCHMARK:
             excluded.append(Excluded(name, "no timed steps; --table collectives exports it"))
         else:
-            found.launches.append(reduce_trace(trace, name))
+            launches.append(reduce_trace(trace, name))
     rows = [
         {"model": study.model, "psi": study.psi, **_point(series, point)}
-        for study in found.studies
+        for study in studies_of(launches)
         for series in study.series
         for point in series.points
     ]

@@ -22,7 +22,8 @@ from shardbench.plot.canvas import (
     wrap,
 )
 from shardbench.predicted import PredictedPoint
-from shardbench.summary import Depth, Point, Series, depth_text
+from shardbench.summary.series import Point, Series
+from shardbench.summary.setups import Depth, depth_text
 from shardbench.units import MILLISECONDS, byte_unit, number
 
 Predicted = Mapping[str, Sequence[PredictedPoint]]

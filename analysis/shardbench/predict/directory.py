@@ -5,7 +5,7 @@ from pathlib import Path
 
 from shardbench.errors import UsageError
 from shardbench.predict.model import Measured, measure
-from shardbench.summary import Excluded, usable_traces
+from shardbench.summary.usable import Excluded, usable_traces
 from shardbench.units import listed
 
 

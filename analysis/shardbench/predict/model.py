@@ -19,6 +19,7 @@ from shardbench.predict.costs import LocalCosts, Observation, local_costs, obser
 from shardbench.predict.replay import Step, Times, replay
 from shardbench.predict.samples import group_of, kind_of, pooled, ranks_per_node, samples_of
 from shardbench.predict.schedule import (
+    DIMENSIONS,
     ONLY_SIMULATED,
     Collective,
     Local,
@@ -29,6 +30,7 @@ from shardbench.predict.schedule import (
     setup_of,
 )
 from shardbench.read import Config, Trace
+from shardbench.summary import setups
 from shardbench.units import plural
 
 TELLING = 0.005
@@ -61,7 +63,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Measured:
-    """One usable file, reduced. `local` is None without events; step_s and exposed_s are 0 for the program collectives."""
+    """One usable file, reduced. `local` is None without events; step_s and exposed_s are 0 for the program collectives.
+
+    `setup` is what sets its series apart from others in a report.
+    """
 
     name: str
     scenario: str
@@ -73,11 +78,16 @@ class Measured:
     place: Place
     samples: Mapping[Kind, list[Sample]]
     config: Config
+    setup: Mapping[str, Any]
     local: Observation | None
 
     @property
     def trains(self) -> bool:
         return self.scenario != BENCHMARK
+
+    @property
+    def is_simulated(self) -> bool:
+        return bool(self.place.machine)
 
     @property
     def costs_key(self) -> str:
@@ -99,6 +109,7 @@ def measure(trace: Trace, name: str) -> Measured:
         place=Place(trace.attributes.backend, _machine(trace.config.simulation)),
         samples=samples_of(trace),
         config=trace.config,
+        setup=setups.setup(trace.attributes, trace.config),
         local=observe(trace) if trains and not trace.events.empty else None,
     )
 
@@ -352,29 +363,26 @@ def configurations(
 
 
 def _labels(groups: Sequence[tuple[Setup, Place, Measured]]) -> list[str]:
-    """The scenario, model and machine where there are several, and in what it differs from others of these."""
+    """As a report calls them, then what there is the heading: the model and the origin, where there are several."""
     models = {setup.model for setup, _, _ in groups}
-    places = {place for _, place, _ in groups}
-    alike: dict[tuple[str, str, Place], list[list[str]]] = defaultdict(list)
-    for setup, place, file in groups:
-        alike[setup.scenario, setup.model, place].append(_facts(setup, file))
-    labels = []
-    for setup, place, file in groups:
-        rivals = alike[setup.scenario, setup.model, place]
-        common = set.intersection(*(set(facts) for facts in rivals))
-        words = [setup.scenario, *([setup.model] if len(models) > 1 else [])]
-        words += [fact for fact in _facts(setup, file) if fact not in common]
-        labels.append(" ".join(words) + (f", {place.name}" if len(places) > 1 else ""))
-    return labels
+    origins = {file.is_simulated for _, _, file in groups}
+    members: dict[tuple[str, bool], list[int]] = defaultdict(list)
+    for index, (setup, _, file) in enumerate(groups):
+        members[setup.model, file.is_simulated].append(index)
+    found = [""] * len(groups)
+    for (model, is_simulated), indices in members.items():
+        heading = [model] if len(models) > 1 else []
+        heading += ["simulated" if is_simulated else "measured"] if len(origins) > 1 else []
+        named = setups.labels([(groups[index][0].scenario, _facts(groups[index][2])) for index in indices])
+        for index, label in zip(indices, named):
+            found[index] = ", ".join([label, *heading])
+    return found
 
 
-def _facts(setup: Setup, file: Measured) -> list[str]:
-    """As they are passed, but for dashes."""
-    options = file.config.options
-    facts = [argument.removeprefix("--") for argument in setup.arguments]
-    facts += [f"tp={setup.tp}"] if setup.tp > 1 else []
-    facts += [f"{n}={options[n]}" for n in COST_OPTIONS if options.get(n) not in (None, "", 0.0)]
-    return [*facts, f"threads={file.threads}"]
+def _facts(file: Measured) -> dict[str, Any]:
+    """What configurations may differ in: what a report's series do, and what divides its studies or is not said there."""
+    own = {"threads": file.threads, "ranks-per-node": file.config.options.get("ranks-per-node")}
+    return {**file.setup, **{name: file.config.model.get(name) for name in (*DIMENSIONS, "tied")}, **own}
 
 
 def build(configuration: Configuration, lines: Mapping[Kind, Fit], binaries: Path) -> Model:

@@ -55,7 +55,7 @@ def report(options: argparse.Namespace) -> int:
     """Prints the table and writes the page; 0 done."""
     from shardbench.report.page import html_report
     from shardbench.report.text import text_report
-    from shardbench.summary import read_directory
+    from shardbench.summary.directory import read_directory
 
     if options.directory.is_file():
         raise UsageError(f"{options.directory} is not a folder; pass the folder that holds the .h5 files")

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from shardbench.plot import bars
 from shardbench.plot.bars import TEXTBOOK, Bar, Bars
 from shardbench.report.parts import Figure, Group, Table, figure, names, omissions, size_text
-from shardbench.summary import Point, Series, Study
+from shardbench.summary.series import Point, Series
+from shardbench.summary.studies import Study
 from shardbench.units import byte_unit, bytes_text, element_unit, number
 
 HEADINGS = ("scenario", "N", "elements", "elements / Ψ", "× ddp elements", "bytes", "× ddp bytes")

@@ -7,7 +7,10 @@ from shardbench.plot import overlapping, scaling
 from shardbench.plot.overlapping import Overlaps, clipped
 from shardbench.report.parts import Figure, Group, Table, figure, ms, omissions
 from shardbench.stragglers import Unknown
-from shardbench.summary import Depth, Launch, Point, PrefetchFamily, Series, Study, depth_text
+from shardbench.summary.launch import Launch
+from shardbench.summary.series import Point, Series
+from shardbench.summary.setups import Depth, depth_text
+from shardbench.summary.studies import PrefetchFamily, Study
 from shardbench.units import MILLISECONDS, bytes_text, number, percent
 
 HEADINGS = (

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from shardbench.plot import bars
 from shardbench.plot.bars import ON_PAPER, TEXTBOOK, Bar, Bars
 from shardbench.report.parts import Figure, Group, figure, names, omissions, size_text
-from shardbench.summary import Point, Study
+from shardbench.summary.series import Point
+from shardbench.summary.studies import Study
 from shardbench.units import byte_unit, bytes_text
 
 MOST_SIZES = 2

@@ -18,7 +18,9 @@ from shardbench.report.parts import NUMERIC, Group
 from shardbench.report.provenance import period, provenance
 from shardbench.report.scaling import counted, scaling_group
 from shardbench.report.steptime import time_group
-from shardbench.summary import Directory, Study, warnings
+from shardbench.summary.directory import Directory
+from shardbench.summary.studies import Study
+from shardbench.summary.warnings import warnings
 
 MOST_SUMMARIES = 6
 """Studies whose sentences are open at first."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from matplotlib.figure import Figure as Canvas
 
 from shardbench.plot import Drawing, drawn
-from shardbench.summary import Point, Series
+from shardbench.summary.series import Point, Series
 from shardbench.units import MILLISECONDS, listed, number
 
 LONG = 12

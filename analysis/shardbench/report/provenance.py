@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shardbench.summary import Launch
+from shardbench.summary.launch import Launch
 
 
 @dataclass(frozen=True)

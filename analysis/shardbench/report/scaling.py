@@ -9,7 +9,8 @@ from shardbench.plot import scaling as plot
 from shardbench.predicted import PredictedPoint
 from shardbench.report.parts import Figure, Group, Table, figure, ms, names, size_text
 from shardbench.stats import Estimate
-from shardbench.summary import Point, Series, Study
+from shardbench.summary.series import Point, Series
+from shardbench.summary.studies import Study
 from shardbench.units import bytes_text, number, percent, plural
 
 HEADINGS = (

@@ -10,7 +10,9 @@ from shardbench.plot.bars import Bar, Bars
 from shardbench.report.parts import Figure, Group, Table, figure, ms, name, names, size_text
 from shardbench.stats import PARTS
 from shardbench.stragglers import Bounded, Unknown, Waits
-from shardbench.summary import Launch, Point, Series, Study
+from shardbench.summary.launch import Launch
+from shardbench.summary.series import Point, Series
+from shardbench.summary.studies import Study
 from shardbench.units import MILLISECONDS, Unit, percent
 
 WAIT_HEADINGS = (

@@ -7,7 +7,9 @@ from shardbench.report.scaling import points_table
 from shardbench.report.steptime import WAIT_HEADINGS, waits_table
 from shardbench.plot.overlapping import clipped
 from shardbench.stragglers import Unknown
-from shardbench.summary import Directory, Point, Study
+from shardbench.summary.directory import Directory
+from shardbench.summary.series import Point
+from shardbench.summary.studies import Study
 from shardbench.units import text_table
 
 
