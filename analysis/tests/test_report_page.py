@@ -207,12 +207,12 @@ def test_points_come_from_outlooks_where_nothing_was_run(monkeypatch: pytest.Mon
     monkeypatch.setattr(predictions, "read_for_fits", lambda directory: SimpleNamespace(files=[directory]))
     found: list[SimpleNamespace] = [outlook("a.h5", {8}), outlook("b.h5", {8, 16})]
     monkeypatch.setattr(
-        predictions, "outlooks_of", lambda files, largest, binaries: (found, ["c: no events"])
+        predictions, "outlooks_of", lambda files, largest, binaries, supplement: (found, ["c: no events"])
     )
-    points, refusals = predictions.predicted_points(Path("results"), 16, Path("bin"))
+    points, notes = predictions.predicted_points(Path("results"), 16, Path("bin"))
     seconds = [pytest.approx(t) for t in (1.6, 0.8, 3.2)]
     assert points == [PredictedPoint("a.h5", 16, *seconds, exposed_share=0.25)]
-    assert refusals == ["c: no events"]
+    assert notes == ["not predicted: c: no events"]
     found.clear()
     with pytest.raises(RunError, match="nothing below results can be extrapolated: c: no events"):
         predictions.predicted_points(Path("results"), 16, Path("bin"))

@@ -14,7 +14,8 @@ from shardbench.errors import RunError, UsageError
 from shardbench.predict.alphabeta import FEWEST_GROUPS
 from shardbench.predict.directory import read_for_fits
 from shardbench.predict.model import Prediction, Skill
-from shardbench.predict.outlook import Outlook, outlooks_of
+from shardbench.predict.outlook import Outlook, Supplement, outlooks_of
+from shardbench.predict.supplement import supplement
 from shardbench.sweep.launchers import find_installation
 from shardbench.units import MILLISECONDS, bytes_text, listed, number, percent, text_table
 
@@ -44,7 +45,9 @@ def run(options: argparse.Namespace) -> int:
     for line in found.reasons():
         print(line, file=sys.stderr)
     binaries = find_installation(options.bin).binaries
-    outlooks, refusals = outlooks_of(found.files, options.to, binaries, options.ranks_per_node)
+    outlooks, refusals = outlooks_of(
+        found.files, options.to, binaries, options.ranks_per_node, _supplement(options)
+    )
     for refusal in refusals:
         print(refusal, file=sys.stderr)
     if not outlooks:
@@ -56,6 +59,16 @@ def run(options: argparse.Namespace) -> int:
     else:
         _print(outlooks, options.gpu_memory)
     return 0
+
+
+def _supplement(options: argparse.Namespace) -> Supplement:
+    if options.files_only:
+        return lambda _: ()
+
+    def say(line: str) -> None:
+        print(f"shardbench predict: {line}", file=sys.stderr)
+
+    return lambda doubtful: supplement(doubtful, options.sim_bin, say)
 
 
 def _print(outlooks: Sequence[Outlook], memory: int | None) -> None:
@@ -105,7 +118,11 @@ def doubts(outlooks: Iterable[Outlook]) -> Iterator[str]:
     undecided: dict[str, set[str]] = defaultdict(set)
     for outlook in outlooks:
         tensor = outlook.configuration.setup.tp > 1
-        runs = "small models, with the same tp" if tensor else "the program collectives, with small sizes"
+        runs = (
+            "small models, with the same tp"
+            if tensor
+            else "the program collectives from small sizes on (-b 256 -e 4G -f 4)"
+        )
         for prediction in outlook.predictions:
             outside[runs].update(prediction.outside)
             undecided[runs].update(prediction.undecided)
