@@ -142,7 +142,22 @@ def test_without_small_sizes_the_interval_says_what_is_not_known(fat_tree: Path,
     doubtful, known = without["predictions"][-1], with_sizes["predictions"][-1]
     assert doubtful["outside"]
     assert doubtful["low_s"] < known["step_s"] < doubtful["step_s"]
-    assert "marked ?" in shardbench("predict", tmp_path, "--to", 2048, "--bin", runs.BIN).stdout
+    said = shardbench("predict", tmp_path, "--to", 2048, "--bin", runs.BIN).stdout.splitlines()
+    (mark,) = (index for index, line in enumerate(said) if line.startswith("marked ?"))
+    this = f"{sys.executable} -m shardbench"
+    command = said[mark + 1].replace("shardbench simulate", f"{this} simulate").replace(" -- ", f" --sim-bin {runs.SIM_BIN} -- ")
+    assert "for n in 16 24 32;" in command
+    subprocess.run(["sh", "-c", command], env=runs.environment(), check=True, capture_output=True, timeout=LIMIT_S)
+    (mended,) = predict(tmp_path, "--to", 2048)
+    assert not mended["predictions"][-1]["outside"]
+    assert mended["predictions"][-1]["step_s"] == pytest.approx(known["step_s"], rel=CLOSE)
+
+
+def test_configurations_are_called_as_in_a_report(fat_tree: Path, tmp_path: Path) -> None:
+    report = shardbench("report", fat_tree, "-o", tmp_path / "report.html").stdout
+    names = [outlook["configuration"] for outlook in predict(fat_tree, "--to", 32)]
+    assert names == ["zero3 (prefetch 0)", "zero3 (prefetch 1)"]
+    assert all(f"\n{name} " in report for name in names)
 
 
 def test_fit_reports_every_collective_with_intervals(fat_tree: Path) -> None:

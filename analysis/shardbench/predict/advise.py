@@ -27,10 +27,8 @@ from shardbench.predict.model import (
     with_residual,
 )
 from shardbench.processes import Together, ends_with_this_process
+from shardbench.predict.remedy import NODES, SIMULATED_SIZES
 from shardbench.read import read_trace
-
-NODES = (2, 3, 4)
-"""Where candidates are simulated: three numbers of nodes tell base, alpha and beta apart."""
 
 SHRUNK_HEADS = (2, 16)
 """Head sizes of smaller models beside the candidate. Their collectives are small, as shards are at large N; a library may choose
@@ -175,8 +173,7 @@ def _small_runs(request: Request, rehearsed: Iterable[Candidate], ranks: int) ->
         return
     tensor = sorted({candidate.tp for candidate in rehearsed})
     if 1 in tensor:
-        sizes = ("-b", "256", "-e", "4G", "-f", "4", "-n", "1", "-w", "0", "-c", "0")
-        yield _Run("collectives", ranks, (*sizes, "--collective", "all_gather,reduce_scatter,all_reduce"))
+        yield _Run("collectives", ranks, SIMULATED_SIZES)
     for tp in tensor:
         if tp > 1:
             for size in SHRUNK_HEADS:

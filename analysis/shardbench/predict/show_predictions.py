@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from shardbench.ends import EXPOSED_LIMIT
@@ -14,6 +15,7 @@ from shardbench.errors import RunError, UsageError
 from shardbench.predict.directory import read_for_fits
 from shardbench.predict.model import Prediction, Skill
 from shardbench.predict.outlook import Outlook, outlooks_of
+from shardbench.predict.remedy import remedy
 from shardbench.sweep.launchers import find_installation
 from shardbench.units import MILLISECONDS, bytes_text, listed, number, percent, text_table
 
@@ -53,17 +55,18 @@ def run(options: argparse.Namespace) -> int:
     elif options.format == "csv":
         _write_csv(outlooks)
     else:
-        _print(outlooks, options.gpu_memory)
+        below = options.directory if options.directory.is_dir() else options.directory.parent
+        _print(outlooks, options.gpu_memory, below, binaries)
     return 0
 
 
-def _print(outlooks: Sequence[Outlook], memory: int | None) -> None:
+def _print(outlooks: Sequence[Outlook], memory: int | None, directory: Path, binaries: Path) -> None:
     rows = [_row(outlook, p) for outlook in outlooks for p in outlook.predictions]
     print(text_table([HEADINGS, *rows], NUMERIC), end="\n\n")
     for outlook in outlooks:
         for sentence in sentences(outlook):
             print(f"{outlook.configuration.label}: {sentence}")
-    for sentence in doubts(outlooks):
+    for sentence in doubts(outlooks, directory, binaries):
         print(f"\n{sentence}")
     if memory is not None:
         print(f"\n{fastest_that_fits(outlooks, memory)}")
@@ -96,21 +99,18 @@ def sentences(outlook: Outlook) -> Iterator[str]:
         yield _skill_sentence(outlook.skill)
 
 
-def doubts(outlooks: Iterable[Outlook]) -> Iterator[str]:
-    """What the question marks mean, once for each remedy."""
+def doubts(outlooks: Iterable[Outlook], directory: Path, binaries: Path) -> Iterator[str]:
+    """What the question marks mean, once for each remedy, which is a line of its own."""
     kinds: dict[str, set[str]] = defaultdict(set)
     for outlook in outlooks:
-        tensor = outlook.configuration.setup.tp > 1
-        runs = "small models, with the same tp" if tensor else "the program collectives, with small sizes"
-        for prediction in outlook.predictions:
-            kinds[runs].update(prediction.outside)
-    for runs, outside in kinds.items():
-        if outside:
-            yield (
-                f"marked ?: latency is a larger part of {listed(sorted(outside))} than in any file. The library may have a "
-                f"faster way there; the step is then shorter, and the interval reaches down to no latency. Runs of {runs}, at "
-                "the same numbers of nodes, would show it."
-            )
+        if outside := {kind for prediction in outlook.predictions for kind in prediction.outside}:
+            kinds[remedy(outlook.configuration, directory, binaries)] |= outside
+    for what, outside in kinds.items():
+        yield (
+            f"marked ?: latency is a larger part of {listed(sorted(outside))} than in any file. The library may have a "
+            "faster way there; the step is then shorter, and the interval reaches down to no latency. To have it shown:\n"
+            f"{what}"
+        )
 
 
 def _skill_sentence(found: Skill) -> str:
