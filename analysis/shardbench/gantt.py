@@ -1,21 +1,28 @@
 """Draws one step of a run: what each rank computed, and what it communicated meanwhile."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib.style
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from shardbench.errors import RunError, UsageError
 from shardbench.extract import NANOSECONDS, Extract, Names
-from shardbench.plot import BUCKETS, COPYING, OPTIMIZING, STYLE, WAITING
+from shardbench.plot import STYLE
+from shardbench.plot.layers import (
+    BUCKETS,
+    COPYING,
+    OPTIMIZING,
+    WAITING,
+    Colour,
+    layer_colour,
+    layer_scale,
+    operation_colour,
+)
 from shardbench.units import MILLISECONDS, number
 
 MICROSECONDS = 1e6
@@ -25,9 +32,7 @@ MOST_RANKS = 16
 """More cannot be told apart on a page."""
 WIDTH_INCHES, LANE_INCHES = 10.0, 0.3
 PIXELS_PER_INCH = 150
-LAYER_MAP = "viridis"  # readable in grey, and by the colour-blind
 
-COMPUTE_COLOURS = {"wait": WAITING, "copy": COPYING, "optimizer": OPTIMIZING}
 HATCHES = {"all_gather": "", "reduce_scatter": "//////", "all_reduce": "xxxxxx"}
 
 
@@ -68,7 +73,6 @@ def step_figure(shown: Extract, events: pd.DataFrame, notes: list[str]) -> Figur
     names, ranks = Names.of(shown), sorted(set(events["rank"].tolist()))
     figure = Figure(figsize=(WIDTH_INCHES, 1.8 + 2 * LANE_INCHES * len(ranks)), layout="constrained")
     axes = figure.add_subplot()
-    layers = Normalize(0, names.layers + 1)
     queues = {
         (axis, kind): names.queue(kind, axis)
         for axis, kind in events.loc[events["stream"] == "comm", ["axis", "kind"]]
@@ -76,11 +80,11 @@ def step_figure(shown: Extract, events: pd.DataFrame, notes: list[str]) -> Figur
         .to_numpy()
     }
     for index, rank in enumerate(ranks):
-        _draw_rank(axes, 2.3 * index, events[events["rank"] == rank], layers, queues)
+        _draw_rank(axes, 2.3 * index, events[events["rank"] == rank], names.layers, queues)
     _label_axes(axes, shown, ranks)
-    _legend(axes, events, layers)
+    _legend(axes, events, names.layers)
     if (events["layer"] >= 0).any():
-        bar = figure.colorbar(ScalarMappable(layers, LAYER_MAP), ax=axes, pad=0.01, aspect=30)
+        bar = figure.colorbar(layer_scale(names.layers), ax=axes, pad=0.01, aspect=30)
         bar.set_label(f"layer: 0 embedding, {names.layers + 1} head")
         bar.locator = MaxNLocator(6, integer=True)
         bar.outline.set_visible(False)
@@ -92,36 +96,23 @@ def step_figure(shown: Extract, events: pd.DataFrame, notes: list[str]) -> Figur
 
 
 def _draw_rank(
-    axes: Axes, top: float, events: pd.DataFrame, layers: Normalize, queues: Mapping[tuple[str, str], str]
+    axes: Axes, top: float, events: pd.DataFrame, layers: int, queues: Mapping[tuple[str, str], str]
 ) -> None:
     compute = events[events["stream"] == "compute"]
-    _draw_lane(axes, compute, top, 0.95, [_compute_colour(*row, layers) for row in _looks(compute)], "")
+    looks = zip(compute["kind"], compute["layer"])
+    colours = [operation_colour(kind, layer, layers, is_compute=True) for kind, layer in looks]
+    _draw_lane(axes, compute, top, 0.95, colours, "")
     # Communicators work side by side: each gets a share of the lane.
     shares = sorted(set(queues.values()))
     for (axis, kind), queue in queues.items():
         rows = events[(events["stream"] == "comm") & (events["axis"] == axis) & (events["kind"] == kind)]
-        colours = [_layer_colour(layer, layers) for layer in rows["layer"]]
+        colours = [operation_colour(kind, layer, layers, is_compute=False) for layer in rows["layer"]]
         height = 0.95 / len(shares)
         _draw_lane(axes, rows, top + 1 + shares.index(queue) * height, height, colours, HATCHES.get(kind, ""))
 
 
-def _looks(compute: pd.DataFrame) -> Iterator[tuple[str, str, int]]:
-    yield from zip(compute["kind"], compute["phase"], compute["layer"])
-
-
-def _compute_colour(kind: str, phase: str, layer: int, layers: Normalize) -> object:
-    look = "copy" if kind.startswith("copy") else kind
-    if look == "compute" and phase == "optimizer":
-        look = phase
-    return COMPUTE_COLOURS.get(look) or _layer_colour(layer, layers)
-
-
-def _layer_colour(layer: int, layers: Normalize) -> object:
-    return colormaps[LAYER_MAP](layers(layer)) if layer >= 0 else BUCKETS
-
-
 def _draw_lane(
-    axes: Axes, rows: pd.DataFrame, top: float, height: float, colours: list[object], hatch: str
+    axes: Axes, rows: pd.DataFrame, top: float, height: float, colours: list[Colour], hatch: str
 ) -> None:
     milliseconds = MILLISECONDS / NANOSECONDS
     spans = zip(rows["start_ns"] * milliseconds, (rows["end_ns"] - rows["start_ns"]) * milliseconds)
@@ -147,7 +138,7 @@ def _clock_text(shown: Extract) -> str:
     return f"ranks' clocks compared to ± {number(shown.uncertainty_s * MICROSECONDS, 2)} µs"
 
 
-def _legend(axes: Axes, events: pd.DataFrame, layers: Normalize) -> None:
+def _legend(axes: Axes, events: pd.DataFrame, layers: int) -> None:
     """Only what is there; above the lanes."""
     kinds = set(events["kind"])
     has_optimizer = ((events["kind"] == "compute") & (events["phase"] == "optimizer")).any()
@@ -155,7 +146,7 @@ def _legend(axes: Axes, events: pd.DataFrame, layers: Normalize) -> None:
     patches += [Patch(facecolor=COPYING, label="copies")] * bool(kinds & {"copy_in", "copy_out"})
     patches += [Patch(facecolor=OPTIMIZING, label="optimizer")] * bool(has_optimizer)
     has_layers = (events.loc[events["stream"] == "comm", "layer"] >= 0).any()
-    colour = _layer_colour((layers.vmax or 0) // 2 if has_layers else -1, layers)
+    colour = layer_colour((layers + 1) // 2, layers) if has_layers else BUCKETS
     for kind, hatch in HATCHES.items():
         if kind in kinds:
             patches.append(Patch(facecolor=colour, edgecolor="white", hatch=hatch, label=kind))

@@ -1,7 +1,7 @@
 """One step of one rank as spans on its two streams, for a timeline that fits a page. Pure."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import pandas as pd
@@ -63,27 +63,19 @@ def _length(span: Span) -> float:
 
 
 def _merged(events: pd.DataFrame, origin_s: float, gap_s: float) -> Iterator[Span]:
-    for lane in Lane:
-        pending: Span | None = None
-        rows = events[[_lane(*key) is lane for key in zip(events["stream"], events["kind"], events["axis"])]]
-        for event in rows.sort_values(["start_s", "end_s"]).itertuples():
-            span = Span(
-                lane,
-                event.kind,
-                event.phase,
-                int(event.layer),
-                event.start_s - origin_s,
-                event.end_s - origin_s,
-            )
-            if pending and _continues(pending, span, gap_s):
-                span = Span(
-                    lane, span.kind, span.phase, span.layer, pending.start_s, max(pending.end_s, span.end_s)
-                )
-            elif pending:
-                yield pending
-            pending = span
-        if pending:
-            yield pending
+    ordered = events.sort_values(["start_s", "end_s"])
+    lanes = list(map(_lane, ordered["stream"], ordered["kind"], ordered["axis"]))
+    columns = [ordered[name].tolist() for name in ("kind", "phase", "layer", "start_s", "end_s")]
+    spans: dict[Lane, list[Span]] = {lane: [] for lane in Lane}
+    for lane, kind, phase, layer, start_s, end_s in zip(lanes, *columns):
+        span = Span(lane, kind, phase, layer, start_s - origin_s, end_s - origin_s)
+        members = spans[lane]
+        if members and _continues(members[-1], span, gap_s):
+            before = members.pop()
+            span = replace(span, start_s=before.start_s, end_s=max(before.end_s, span.end_s))
+        members.append(span)
+    for members in spans.values():
+        yield from members
 
 
 def _continues(before: Span, span: Span, gap_s: float) -> bool:

@@ -102,22 +102,22 @@ def overlap(
     last, rank = timed["step"].max(), timed["rank"].min()
     step = events[(events["step"] == last) & (events["rank"] == rank)]
     alone_s = {"compute": 0.0, "comm": 0.0}
-    times = calibration.set_index(["kind", "direction"])
+    times = calibration.set_index(["kind", "direction"])[["compute_alone_s", "communication_alone_s"]]
+    calibrated = dict(zip(times.index, times.to_numpy().tolist()))
     trained = step[step["phase"] != "optimizer"]
-    for (kind, direction), rows in trained.groupby([_kinds(trained, layers), "phase"]):
-        if (kind, direction) not in times.index:
-            if rows["stream"].eq("comm").any() or rows["kind"].eq("compute").any():
-                return Unknown(f"no calibration of {kind} {direction}")
-            continue
-        calibrated = times.loc[(kind, direction)]
-        subjects = ["micro", "layer", "bucket"]
-        computed = rows[rows["kind"] == "compute"][subjects].drop_duplicates()
-        alone_s["compute"] += len(computed) * float(calibrated["compute_alone_s"])
-        sizes = rows[rows["stream"] == "comm"].groupby(subjects)["elements"].sum()
-        if len(sizes):
-            alone_s["comm"] += float(calibrated["communication_alone_s"]) * float(
-                sizes.sum() / sizes.median()
-            )
+    trained = trained.assign(of=_kinds(trained, layers))
+    where, subjects = ["of", "phase"], ["micro", "layer", "bucket"]
+    computed = trained[trained["kind"] == "compute"].drop_duplicates([*where, *subjects])
+    computations = computed.groupby(where).size().to_dict()
+    sizes = trained[trained["stream"] == "comm"].groupby([*where, *subjects])["elements"].sum()
+    collectives = sizes.groupby(level=where).agg(["sum", "median"])
+    scales = (collectives["sum"] / collectives["median"]).to_dict()
+    for key in sorted(computations.keys() | scales.keys()):
+        if key not in calibrated:
+            return Unknown(f"no calibration of {' '.join(key)}")
+        compute_s, communication_s = calibrated[key]
+        alone_s["compute"] += computations.get(key, 0) * compute_s
+        alone_s["comm"] += scales.get(key, 0.0) * communication_s
     parts_s = stats.parts_of_slowest_rank(steps)
     compute_s = alone_s["compute"] + float((parts_s["optimizer_s"] + parts_s["other_s"]).median())
     communication_s = alone_s["comm"] + _optimizer_waits(events, timed)

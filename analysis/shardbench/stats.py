@@ -164,7 +164,7 @@ def rank_effect(steps: pd.DataFrame, column: str) -> float | None:
 
     Take it of compute_s: collectives make the ranks' step_s alike. None for one rank and below `MINIMUM_SAMPLES` steps.
     """
-    values = timed_steps(steps).pivot_table(column, "step", "rank").to_numpy()
+    values = timed_steps(steps).groupby(["step", "rank"])[column].mean().unstack().to_numpy()
     if values.shape[0] < MINIMUM_SAMPLES or values.shape[1] < 2:
         return None
     medians = np.median(values, axis=0)

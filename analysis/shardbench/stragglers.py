@@ -5,7 +5,7 @@ is straggler wait, the rest is transfer (queueing and contention included). The 
 rank's clock: offsets come from the `clock` table, and so does how far they may be wrong.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,46 +84,42 @@ def _collectives(events: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame | Un
     kept = ["rank", "step", "axis", "layer", "bucket", "kind", "elements", "group_size", "issue_s"]
     collectives = events.loc[events["stream"] == "comm", [*kept, "wait_s"]]
     waits = events.loc[events["kind"] == "wait", [*kept, "start_s", "end_s"]]
-    same = [*SUBJECT, "wait_s"]
     waits = waits.assign(wait_s=waits["end_s"] - waits["start_s"])
-    collectives = collectives.assign(nth=collectives.groupby(same).cumcount())
-    waits = waits.assign(nth=waits.groupby(same).cumcount())
-    found = collectives.merge(
-        waits[[*same, "nth", "start_s"]].rename(columns={"start_s": "wait_start_s"}),
-        on=[*same, "nth"],
-        how="left",
-        indicator=True,
-    )
-    if (
-        len(waits) != (found["_merge"] == "both").sum()
-        or (found["wait_start_s"].isna() & (found["wait_s"] > 0)).any()
-    ):
+    of_collectives, of_waits = _nth_of_subject(collectives, waits)
+    has_wait = np.isin(of_collectives, of_waits)
+    if len(waits) != has_wait.sum() or (~has_wait & (collectives["wait_s"] > 0)).any():
         return Unknown("waits without their collectives")
-    found = found.drop(columns=["_merge", "nth"])
-    found["wait_start_s"] = found["wait_start_s"].fillna(found["issue_s"])
+    found = collectives.reset_index(drop=True)
+    wait_start_s = found["issue_s"].to_numpy(copy=True)
+    wait_start_s[has_wait] = pd.Series(waits["start_s"].to_numpy(), of_waits)[of_collectives[has_wait]]
+    found["wait_start_s"] = wait_start_s
     # Members of a group issue the same collectives in the same order.
     found["k"] = found.groupby(["rank", "step", "axis"]).cumcount()
-    seat = ranks.drop_duplicates("rank").set_index("rank")
-    group = {"dp": seat["tp_index"], "tp": seat["dp_index"], "world": seat["tp_index"] * 0}
-    if not set(found["axis"]) <= group.keys():
+    if not set(found["axis"]) <= {"dp", "tp", "world"}:
         return Unknown("unknown axis")
-    found["group"] = 0
-    for axis, index in group.items():
-        members = found["axis"] == axis
-        found.loc[members, "group"] = found.loc[members, "rank"].map(index)
-    each = found.groupby(["step", "axis", "group", "k"])
-    facts = each.agg(
-        members=("rank", "nunique"),
-        rows=("rank", "size"),
-        size=("group_size", "max"),
-        elements=("elements", "nunique"),
-        kinds=("kind", "nunique"),
-    )
-    agree = (facts["members"] == facts["size"]) & (facts["rows"] == facts["size"])
-    if not (agree & (facts["elements"] == 1) & (facts["kinds"] == 1)).all():
+    seat = ranks.drop_duplicates("rank").set_index("rank")
+    tp_index, dp_index = found["rank"].map(seat["tp_index"]), found["rank"].map(seat["dp_index"])
+    found["group"] = np.select([found["axis"] == "dp", found["axis"] == "tp"], [tp_index, dp_index], 0)
+    found["collective"] = found.groupby(["step", "axis", "group", "k"]).ngroup()
+    # k tells a rank's collectives apart, so that each row of a collective is another member.
+    members = found.groupby("collective")["k"].transform("size")
+    first = found.drop_duplicates("collective").set_index("collective").loc[found["collective"]]
+    alike = [(found[name].to_numpy() == first[name].to_numpy()).all() for name in ("elements", "kind")]
+    if not all(alike) or (members != found["group_size"]).any():
         return Unknown("ranks' collectives do not match")
-    found["collective"] = each.ngroup()
     return found
+
+
+def _nth_of_subject(
+    collectives: pd.DataFrame, waits: pd.DataFrame
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A number for each row of both, equal where a wait is a collective's: the n-th of its subject and length."""
+    same = [*SUBJECT, "wait_s"]
+    subject = pd.concat([collectives[same], waits[same]]).groupby(same, sort=False).ngroup().to_numpy()
+    parts = np.split(subject, [len(collectives)])
+    nth = [pd.Series(part).groupby(part).cumcount().to_numpy() for part in parts]
+    subjects = subject.max(initial=0) + 1
+    return parts[0] + subjects * nth[0], parts[1] + subjects * nth[1]
 
 
 def _by_late_rank(collectives: pd.DataFrame, clocks: Clocks) -> pd.DataFrame:
@@ -172,16 +168,23 @@ def _summary(waits: pd.DataFrame, timed: pd.DataFrame) -> Waits:
     candidates = sorted(set(waits["late"]))
     if not candidates or not caused["middle_s"].any():
         return Waits(straggler, transfer, None, Bounded(0.0, 0.0))
-    late_s = {rank: _bounded(_each_step(caused, rank, steps)) for rank in candidates}
-    own_s = {rank: _bounded(_each_step(of_rank, rank, steps)) for rank in candidates}
-    late_rank = max(candidates, key=lambda rank: late_s[rank].seconds - own_s[rank].seconds)
-    return Waits(straggler, transfer, int(late_rank), late_s[late_rank])
+    late_s, own_s = (_of_each(sums, steps, candidates) for sums in (caused, of_rank))
+    worst = max(range(len(candidates)), key=lambda index: late_s[index].seconds - own_s[index].seconds)
+    return Waits(straggler, transfer, int(candidates[worst]), late_s[worst])
 
 
-def _each_step(sums: pd.DataFrame, rank: int, steps: NDArray[np.int64]) -> pd.DataFrame:
-    return sums.reindex(pd.MultiIndex.from_product([steps, [rank]]), fill_value=0.0)
+def _of_each(sums: pd.DataFrame, steps: NDArray[np.int64], ranks: Sequence[int]) -> list[Bounded]:
+    """Of sums by (step, rank), where what is not there is 0."""
+    kept = sums[sums.index.get_level_values(1).isin(ranks)]
+    table = np.zeros((len(steps), len(ranks), len(BOUNDS)))
+    step, rank = (kept.index.get_level_values(level).to_numpy() for level in (0, 1))
+    table[np.searchsorted(steps, step), np.searchsorted(ranks, rank)] = kept.to_numpy()
+    return [_between(*bounds) for bounds in np.median(table, axis=0)]
 
 
 def _bounded(sums: pd.DataFrame) -> Bounded:
-    low, middle, high = (float(sums[column].median()) for column in BOUNDS)
-    return Bounded(middle, max(high - middle, middle - low, 0.0))
+    return _between(*(float(sums[column].median()) for column in BOUNDS))
+
+
+def _between(low: float, middle: float, high: float) -> Bounded:
+    return Bounded(float(middle), max(float(high - middle), float(middle - low), 0.0))

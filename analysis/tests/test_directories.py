@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardbench.cli import main
+from shardbench.read import read_trace
 from shardbench.summary.directory import read_directory
 from shardbench.summary.usable import Excluded, usable_traces
 from shardbench.summary.warnings import warnings
@@ -156,6 +157,47 @@ def test_what_fits_may_use(tmp_path: Path) -> None:
     assert reasons["e.h5"].startswith("incomplete")
     excluded.clear()
     assert [name for name, _ in usable_traces(tmp_path, excluded)] == ["a.h5", "b.h5", "c.h5", "d.h5"]
+
+
+def test_a_file_is_read_once_however_many_links_lead_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(
+        "shardbench.summary.usable.read_trace", lambda path: (read.append(path), read_trace(path))[1]
+    )
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    runs = {
+        "a": synthetic(),
+        "b": synthetic(oversubscribed=1, launch=1),
+        "c": synthetic(status="failed", launch=2),
+        "d": synthetic(schema_version=2, launch=3),
+    }
+    links = tmp_path / "links"
+    links.mkdir()
+    for name, run in runs.items():
+        run.write(sources / name)
+        (links / f"{name}1.h5").symlink_to(sources / name)
+        os.link(sources / name, links / f"{name}2.h5")
+    shutil.copy(sources / "a", links / "a3.h5")
+    excluded: list[Excluded] = []
+    assert [name for name, _ in usable_traces(links, excluded, for_fits=True)] == ["a1.h5"]
+    assert [path.name for path in read] == ["a1.h5", "a3.h5", "b1.h5", "c1.h5", "d1.h5"]
+    reasons = {left.name: left.reason for left in excluded}
+    assert reasons["a2.h5"] == reasons["a3.h5"] == "a copy of a1.h5"
+    assert reasons["b1.h5"].startswith("oversubscribed") and reasons["b2.h5"] == "a copy of b1.h5"
+    assert reasons["c1.h5"] == reasons["c2.h5"] == "incomplete: status is 'failed' (the run failed)"
+    assert reasons["d1.h5"] == reasons["d2.h5"] and reasons["d1.h5"].startswith("schema_version is 2")
+    assert [left.name for left in excluded if left.has_failed] == ["c1.h5", "c2.h5"]
+
+
+def test_a_whole_file_is_no_copy_of_a_broken_one(tmp_path: Path) -> None:
+    three_of_ten().write(tmp_path / "a.h5")
+    synthetic(step_s=[0.010] * 10, launch=3).write(tmp_path / "b.h5")
+    found = read_directory(tmp_path)
+    assert [launch.name for launch in found.launches] == ["b.h5"]
+    assert [left.name for left in found.excluded] == ["a.h5"]
 
 
 def test_machines_are_configurations(tmp_path: Path) -> None:

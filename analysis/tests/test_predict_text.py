@@ -1,15 +1,18 @@
 """What `predict` says about its predictions: how good they are, and where they may be wrong."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from shardbench.predict.directory import Found
 from shardbench.predict.model import Prediction, Skill
 from shardbench.predict.outlook import Outlook
+from shardbench.predict.remedy import remedy
 from shardbench.predict.show_predictions import doubts, sentences
 from shardbench.summary.usable import Excluded
 
+HERE, BINARIES = Path("two words"), Path("bin")
 SURE = Prediction(
     ranks=8,
     step_s=0.1,
@@ -26,8 +29,22 @@ DOUBTFUL = replace(SURE, ranks=64, outside=("all_gather nccl any, world, between
 
 
 def outlook(*predictions: Prediction, skill: Skill | None = None, exposed_from: int | None = None) -> Outlook:
-    configuration: Any = SimpleNamespace(label="zero3", setup=SimpleNamespace(tp=1))
-    return Outlook(configuration, predictions, skill, exposed_from)
+    return Outlook(configuration(), predictions, skill, exposed_from)
+
+
+def configuration(tp: int = 1, ranks: tuple[int, ...] = (8, 16), **facts: Any) -> Any:
+    """Of nodes of 8 ranks."""
+    simulation = {"platform": "flat", "changed": {"node.nic_bandwidth": 25e9}} | facts
+    file = SimpleNamespace(per_node=8, config=SimpleNamespace(options={}, simulation=simulation))
+    return SimpleNamespace(
+        label="zero3",
+        setup=SimpleNamespace(tp=tp),
+        place=SimpleNamespace(backend=facts.get("backend", "mpi")),
+        is_simulated=not facts.get("measured"),
+        algorithm="native" if facts.get("measured") else "nccl",
+        files=(file,),
+        measured={count: file for count in ranks},
+    )
 
 
 def test_what_rests_on_a_doubtful_prediction_is_marked() -> None:
@@ -38,18 +55,40 @@ def test_what_rests_on_a_doubtful_prediction_is_marked() -> None:
 
 
 def test_a_remedy_is_told_once() -> None:
-    assert list(doubts([outlook(SURE)])) == []
-    (told,) = doubts([outlook(SURE, DOUBTFUL), outlook(DOUBTFUL)])
+    assert list(doubts([outlook(SURE)], HERE, BINARIES)) == []
+    (told,) = doubts([outlook(SURE, DOUBTFUL), outlook(DOUBTFUL)], HERE, BINARIES)
     assert told.count("all_gather nccl any") == 1
-    assert "the program collectives" in told
+    assert told.splitlines()[-1] == remedy(configuration(), HERE, BINARIES)
+
+
+def test_a_simulated_machine_is_asked_on_three_numbers_of_nodes() -> None:
+    command = remedy(configuration(), HERE, BINARIES)
+    assert command.startswith(
+        "for n in 16 24 32; do shardbench simulate collectives --ranks $n "
+        "--platform flat --set node.nic_bandwidth=25000000000.0 -- -b 256 "
+    )
+    assert command.endswith(" --output 'two words'/collectives_n$n.h5 || break; done")
+    assert remedy(configuration(ranks=(8, 16, 64, 128)), HERE, BINARIES).startswith("for n in 16 64 128;")
+    assert "--platform mine.toml" in remedy(configuration(platform="mine"), HERE, BINARIES)
+
+
+def test_a_machine_is_asked_where_it_was_used() -> None:
+    command = remedy(configuration(measured=True), HERE, BINARIES)
+    assert command.startswith("mpiexec -n 16 bin/collectives -b 256 -e 64M ")
+    assert command.endswith(" --algorithm native --output 'two words'/collectives_n16.h5")
+
+
+def test_where_the_program_collectives_does_not_help() -> None:
+    assert remedy(configuration(tp=2), HERE, BINARIES).startswith("run small models with the same tp")
+    assert remedy(configuration(backend="nccl"), HERE, BINARIES).startswith("run small models")
 
 
 def test_each_doubt_has_its_sentence() -> None:
     kind = "all_gather nccl any, world, between nodes"
     few = replace(SURE, ranks=64, undecided=(kind,))
-    (told,) = doubts([outlook(few)])
+    (told,) = doubts([outlook(few)], HERE, BINARIES)
     assert f"do not tell whether the latency of {kind} grows with N" in told
-    assert len(list(doubts([outlook(few, DOUBTFUL)]))) == 2
+    assert len(list(doubts([outlook(few, DOUBTFUL)], HERE, BINARIES))) == 2
 
 
 def test_a_model_without_skill_is_not_recommended() -> None:

@@ -164,7 +164,7 @@ def test_incomplete_runs_say_so(run: Synthetic, tmp_path: Path, status: str) -> 
 def test_blocks_make_the_table(
     run: Synthetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    monkeypatch.setattr("shardbench.read.BLOCK_ROWS", rows)
+    monkeypatch.setattr("shardbench.read.contents.BLOCK_ROWS", rows)
     path = run.write(tmp_path / "a.h5")
     whole = read_trace(path)
     for table in TABLES:
@@ -180,7 +180,7 @@ def test_blocks_make_the_table(
 def test_damage_is_told_after_the_last_block(
     run: Synthetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardbench.read.BLOCK_ROWS", 10)
+    monkeypatch.setattr("shardbench.read.contents.BLOCK_ROWS", 10)
     path = run.write(tmp_path / "a.h5")
     with h5py.File(path, "a") as file:
         rows = file["events"][()]
@@ -197,7 +197,7 @@ def test_damage_is_told_after_the_last_block(
 def test_who_stops_early_leaves_no_process(
     run: Synthetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardbench.read.BLOCK_ROWS", 1)
+    monkeypatch.setattr("shardbench.read.contents.BLOCK_ROWS", 1)
     blocks = read_blocks(run.write(tmp_path / "a.h5"), "events")
     next(blocks)
     blocks.close()

@@ -68,7 +68,7 @@ class CalibrationFile {
   void refuse_unknown() const {
     for (const auto& [kind, directions] : json_.items()) {
       if (!directions.is_object() || directions.empty()) refuse_key(kind);
-      for (const auto& [direction, value] : directions.items()) refuse_key(kind + '.' + direction);
+      for (const auto& [direction, value] : directions.items()) refuse_key(fmt::format("{}.{}", kind, direction));
     }
   }
 

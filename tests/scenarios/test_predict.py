@@ -99,10 +99,12 @@ def test_step_time_exposed_time_and_memory(
 
 def test_where_exposed_communication_passes_ten_percent(fat_tree: Path, tmp_path: Path) -> None:
     """The step at that N and one node before it, by the model itself; and the sentence."""
-    outlook = next(o for o in predict(fat_tree, "--to", 32768) if "--prefetch=0,0" not in o["arguments"])
-    ranks = outlook["exposed_from_ranks"]
+    def prefetching(largest: int) -> Any:
+        return next(o for o in predict(fat_tree, "--to", largest) if "--prefetch=0,0" not in o["arguments"])
+
+    ranks = prefetching(32768)["exposed_from_ranks"]
     assert ranks % 8 == 0
-    at, before = (predict(fat_tree, "--to", n)[0]["predictions"][-1]["exposed_share"] for n in (ranks, ranks - 8))
+    at, before = (prefetching(n)["predictions"][-1]["exposed_share"] for n in (ranks, ranks - 8))
     assert before <= 0.10 < at
     said = shardbench("predict", fat_tree, *PREDICT, "--to", 32768).stdout
     assert f"exposed communication is more than 10.0 % of the step from N = {ranks} on" in said
@@ -123,7 +125,7 @@ def test_an_n_that_does_not_divide_the_batch_is_left_out_alone(tmp_path: Path) -
         for batch in (("--global-batch", "96"), ()):
             output = tmp_path / f"n{ranks}{'_strong' if batch else ''}.h5"
             simulate("zero3", ranks, "flat", output, "--model", "25m", "--seq", "64", *batch, *STEPS)
-    done = shardbench("predict", tmp_path, "--to", 96, "--bin", runs.BIN, "--format", "json")
+    done = shardbench("predict", tmp_path, "--to", 96, "--bin", runs.BIN, "--files-only", "--format", "json")
     assert done.returncode == 0, done.stderr
     found = {"--global-batch=96" in o["arguments"]: [p["ranks"] for p in o["predictions"]] for o in json.loads(done.stdout)}
     assert found == {True: [8, 16, 32, 96], False: [8, 16, 32, 64, 96]}
@@ -156,12 +158,23 @@ def test_small_sizes_that_no_file_has_are_simulated(fat_tree: Path, unaided: Pat
     assert "marked ?" not in said.stdout
 
 
-def test_without_small_sizes_the_interval_says_what_is_not_known(fat_tree: Path, unaided: Path) -> None:
+def test_without_small_sizes_the_interval_says_what_is_not_known(fat_tree: Path, unaided: Path, tmp_path: Path) -> None:
     doubtful, known = at_2048(unaided, "--files-only"), at_2048(fat_tree)
     assert doubtful["outside"]
     assert doubtful["low_s"] < known["step_s"] < doubtful["step_s"]
     said = shardbench("predict", unaided, *PREDICT, "--to", 2048, "--files-only")
-    assert "marked ?" in said.stdout and said.stderr == ""
+    assert said.stderr == ""
+    lines = said.stdout.splitlines()
+    (mark,) = (index for index, line in enumerate(lines) if line.startswith("marked ?"))
+    this = f"{sys.executable} -m shardbench"
+    command = lines[mark + 1].replace("shardbench simulate", f"{this} simulate").replace(" -- ", f" --sim-bin {runs.SIM_BIN} -- ")
+    assert "for n in 16 24 32;" in command
+    shutil.copytree(unaided, tmp_path / "mended")
+    command = command.replace(str(unaided), str(tmp_path / "mended"))
+    subprocess.run(["sh", "-c", command], env=runs.environment(), check=True, capture_output=True, timeout=LIMIT_S)
+    mended = at_2048(tmp_path / "mended", "--files-only")
+    assert not mended["outside"]
+    assert mended["step_s"] == pytest.approx(known["step_s"], rel=CLOSE)
 
 
 def test_what_cannot_be_simulated_is_said(unaided: Path, tmp_path: Path) -> None:
@@ -184,6 +197,13 @@ def test_the_machine_is_the_one_of_the_files(tmp_path: Path) -> None:
     assert doubtful["outside"] or doubtful["undecided"]
     assert known["outside"] == known["undecided"] == []
     assert doubtful["low_s"] < known["step_s"] < doubtful["step_s"]
+
+
+def test_configurations_are_called_as_in_a_report(fat_tree: Path, tmp_path: Path) -> None:
+    report = shardbench("report", fat_tree, "-o", tmp_path / "report.html").stdout
+    names = [outlook["configuration"] for outlook in predict(fat_tree, "--to", 32)]
+    assert names == ["zero3 (prefetch 0)", "zero3 (prefetch 1)"]
+    assert all(f"\n{name} " in report for name in names)
 
 
 def test_fit_reports_every_collective_with_intervals(fat_tree: Path) -> None:

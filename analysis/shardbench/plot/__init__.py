@@ -4,28 +4,13 @@ Figures are narrow, and bars lie down, so that a figure grows in height and stay
 there is drawn: what is absent or zero is returned as a list of clauses, to be said below the figure.
 """
 
-from shardbench.plot.canvas import (
-    BUCKETS,
-    COPYING,
-    INK,
-    OPTIMIZING,
-    SERIES_COLOURS,
-    SERIES_MARKERS,
-    STYLE,
-    WAITING,
-    Drawing,
-    drawn,
-)
+from shardbench.plot.canvas import INK, SERIES_COLOURS, SERIES_MARKERS, STYLE, Drawing, drawn
 
 __all__ = [
-    "BUCKETS",
-    "COPYING",
     "INK",
-    "OPTIMIZING",
     "SERIES_COLOURS",
     "SERIES_MARKERS",
     "STYLE",
-    "WAITING",
     "Drawing",
     "drawn",
 ]

@@ -10,7 +10,6 @@ from html import escape
 from typing import Any
 
 import matplotlib.style
-from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,9 +24,6 @@ INK, MUTED, RULE = "#1b2733", "#56636f", "#dde3e8"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 BLUE, VERMILION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 SKY, AMBER, GREY = "#56b4e9", "#e69f00", "#a9b4be"
-
-WAITING, COPYING, OPTIMIZING, BUCKETS = VERMILION, GREY, PURPLE, SKY
-"""What is no layer's in a timeline; not among the colours of layers."""
 
 SERIES_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, AMBER, SKY)
 SERIES_MARKERS = "osD^vPX"  # one more than colours, so that 42 lines differ
@@ -88,12 +84,6 @@ def _svg(figure: Figure, key: str, label: str) -> str:
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)  # implied inside HTML
     svg = re.sub(r'(\sid="|href="#|url\(#)', lambda match: f"{match.group()}{key}-", svg)
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(label, quote=True)}"', 1)
-
-
-def layer_colour(layer: int, layers: int) -> tuple[float, float, float, float]:
-    """The colour of a layer from 0 to `layers` + 1, dark to light in the order of forward."""
-    red, green, blue, alpha = colormaps["viridis"](0.95 * layer / max(layers + 1, 1))
-    return float(red), float(green), float(blue), float(alpha)
 
 
 def wrap(text: str, width: int = 50) -> str:

@@ -2,17 +2,14 @@
 
 from collections.abc import Iterator
 
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from shardbench.onestep import Lane, OneStep, Span
-from shardbench.plot.canvas import BUCKETS, COPYING, OPTIMIZING, WAITING, WIDTH_INCHES, layer_colour
+from shardbench.plot.canvas import WIDTH_INCHES
+from shardbench.plot.layers import BUCKETS, COPYING, OPTIMIZING, WAITING, layer_scale, operation_colour
 from shardbench.units import MILLISECONDS
-
-OTHER_KINDS = {"wait": WAITING, "copy_in": COPYING, "copy_out": COPYING}
 
 
 def timeline(step: OneStep, layers: int) -> Figure:
@@ -25,7 +22,9 @@ def timeline(step: OneStep, layers: int) -> Figure:
         axes.broken_barh(
             [(span.start_s * MILLISECONDS, (span.end_s - span.start_s) * MILLISECONDS) for span in spans],
             (row - 0.4, 0.8),
-            facecolors=[_colour(span, layers) for span in spans],
+            facecolors=[
+                operation_colour(span.kind, span.layer, layers, span.lane is Lane.COMPUTE) for span in spans
+            ],
             linewidth=0,
         )
     axes.set_yticks(range(len(lanes)), [lane.value for lane in lanes])
@@ -38,9 +37,9 @@ def timeline(step: OneStep, layers: int) -> Figure:
     if handles:
         axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncol=4)
     if any(span.layer >= 0 for span in step.spans):
-        colours = ListedColormap([layer_colour(layer, layers) for layer in range(layers + 2)])
-        scale = ScalarMappable(Normalize(-0.5, layers + 1.5), colours)
-        bar = figure.colorbar(scale, ax=axes, orientation="horizontal", fraction=0.06, pad=0.05, aspect=50)
+        bar = figure.colorbar(
+            layer_scale(layers), ax=axes, orientation="horizontal", fraction=0.06, pad=0.05, aspect=50
+        )
         bar.set_label("layer (0 embedding, last: head)", size=9)
         bar.locator = MaxNLocator(8, integer=True)
         bar.update_ticks()
@@ -48,14 +47,6 @@ def timeline(step: OneStep, layers: int) -> Figure:
         # As drawn by matplotlib, a colour bar's face would be a bitmap.
         bar.solids.set(rasterized=False, edgecolor="face")
     return figure
-
-
-def _colour(span: Span, layers: int) -> str | tuple[float, float, float, float]:
-    if span.kind in OTHER_KINDS:
-        return OTHER_KINDS[span.kind]
-    if span.layer >= 0:
-        return layer_colour(span.layer, layers)
-    return OPTIMIZING if span.lane is Lane.COMPUTE else BUCKETS
 
 
 def _handles(step: OneStep) -> Iterator[Patch]:

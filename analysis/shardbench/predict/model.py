@@ -318,6 +318,10 @@ class Configuration:
     files: tuple[Measured, ...]
 
     @property
+    def is_simulated(self) -> bool:
+        return bool(self.place.machine)
+
+    @property
     def algorithm(self) -> str:
         return str(self.files[0].config.options.get("algorithm"))
 
@@ -359,7 +363,7 @@ def configurations(
         Configuration(label, setup, place, tuple(members))
         for label, ((setup, place, _), members) in zip(labels, groups.items(), strict=True)
     ]
-    return sorted(found, key=lambda c: (bool(c.place.machine), c.setup.scenario, c.label))
+    return sorted(found, key=lambda c: (c.is_simulated, c.setup.scenario, c.label))
 
 
 def _labels(groups: Sequence[tuple[Setup, Place, Measured]]) -> list[str]:

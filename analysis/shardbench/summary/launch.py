@@ -204,7 +204,7 @@ def _mismatch(row: Mapping[Any, Any]) -> str:
 
 def _peak(table: pd.DataFrame) -> Peak | None:
     """Sampled categories stay apart: they count shared pages on every rank, and memory of others."""
-    peaks = table.pivot_table("peak_bytes", "rank", "category", aggfunc="max", fill_value=0)
+    peaks = table.groupby(["rank", "category"])["peak_bytes"].max().unstack(fill_value=0)
     tracked = peaks[[c for c in peaks if c != "total_tracked" and not str(c).startswith(SAMPLED)]]
     if tracked.empty:
         return None

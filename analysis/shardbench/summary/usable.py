@@ -1,8 +1,8 @@
 """Which files of a directory can be used; what is left out, and why."""
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -60,23 +60,39 @@ def usable_traces(
         UsageError: there is nothing to read.
     """
     names_by_launch: dict[tuple[str, ...], str] = {}
+    linked: dict[Hashable, Excluded] = {}  # what another link to a file that was read is
     for file in bar(find_traces(path), "file"):
-        name = name_below(path, file)
+        name, contents = name_below(path, file), _contents(file)
+        if contents in linked:
+            excluded.append(replace(linked[contents], name=name))
+            continue
         try:
             trace = read_trace(file)
         except TraceError as error:
             excluded.append(Excluded(name, "; ".join(error.problems)))
+            linked[contents] = excluded[-1]
             continue
         attributes = trace.attributes
         identity = (attributes.launch_id, attributes.created_utc, attributes.command_line)
-        original = names_by_launch.setdefault(identity, name)
-        reason = unusable(trace) or (f"a copy of {original}" if original != name else None)
-        if for_fits:
-            reason = reason or unfit(trace)
-        if reason:
-            excluded.append(Excluded(name, reason, has_failed=attributes.status == "failed"))
+        reason = unusable(trace)
+        original = name if reason else names_by_launch.setdefault(identity, name)
+        copy = Excluded(name, reason or f"a copy of {original}", has_failed=attributes.status == "failed")
+        linked[contents] = copy
+        if reason or original != name:
+            excluded.append(copy)
+        elif for_fits and (reason := unfit(trace)):
+            excluded.append(replace(copy, reason=reason))
         else:
             yield name, trace
+
+
+def _contents(file: Path) -> Hashable:
+    """The same for all links to a file, as long as nobody writes it."""
+    try:
+        status = file.stat()
+    except OSError:  # gone meanwhile; reading it will say so
+        return file
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def unusable(trace: Trace) -> str | None:
