@@ -9,7 +9,7 @@ JOBS ?= $(shell env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
 # Further arguments to every configuration, for example -DSHARDBENCH_WERROR=ON.
 SHARDBENCH_CMAKE_ARGS ?=
 
-CTEST = ctest --no-tests=error --output-on-failure -j $(JOBS)
+ctest = python3 tests/run.py build/$(1) --no-tests=error --output-on-failure -j $(JOBS)
 SOURCES = find src kernels tests -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print0
 # g++'s warning options may be unknown to clang.
 CLANG_TIDY = run-clang-tidy -quiet -p build/release -j $(JOBS) -extra-arg=-Wno-unknown-warning-option
@@ -51,18 +51,18 @@ run: build ## run a local scaling study of every scenario and write results/demo
 	@rm -f results/demo/*_n[0-9]*.h5 results/demo/*_n[0-9]*.log results/demo/report.html # measured anew, not resumed
 	@build/venv/bin/shardbench sweep jobs/studies/demo.toml
 	@build/venv/bin/shardbench validate results/demo/*_n[0-9]*.h5
-	@build/venv/bin/shardbench report results/demo -o results/demo/report.html
+	@build/venv/bin/shardbench report results/demo --predict-to 4096 -o results/demo/report.html
 
 test: build ## run every test but those labelled slow
-	@$(CTEST) --test-dir build/release -LE slow
+	@$(call ctest,release) -LE slow
 
 test-all: build ## run every test
-	@$(CTEST) --test-dir build/release
+	@$(call ctest,release)
 
 test-asan: deps ## run the unit and MPI tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(call configure,asan)
 	$(call compile,asan)
-	@$(CTEST) --test-dir build/asan -L 'unit|mpi' -LE 'slow|paper'
+	@$(call ctest,asan) -L 'unit|mpi' -LE 'slow|paper'
 
 # Debian's versions are what `make test` runs on. With these tests warnings are errors, so that what a newer version is about
 # to drop is noticed.

@@ -49,7 +49,7 @@ function(shardbench_add_python_test name file)
     set(ARG_PROCESSORS 1)
   endif()
   shardbench_add_guarded_test(${name} TIMEOUT ${ARG_TIMEOUT}
-                              COMMAND ${SHARDBENCH_PYTHON} -m pytest -q -p no:cacheprovider ${file})
+                              COMMAND ${SHARDBENCH_PYTHON} -m pytest -q -rs -p no:cacheprovider ${file})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" PROCESSORS ${ARG_PROCESSORS}
     ENVIRONMENT "SHARDBENCH_BIN=${CMAKE_BINARY_DIR}/bin;SHARDBENCH_SIM_BIN=${PROJECT_SOURCE_DIR}/build/sim/bin;SHARDBENCH_MPIEXEC=${MPIEXEC_EXECUTABLE};OMP_NUM_THREADS=1;PYTHONDONTWRITEBYTECODE=1")
   if(ARG_PROCESSORS GREATER 1)

@@ -4,6 +4,7 @@ A description is one level of tables, written here with dots: node.gpus, nccl.ba
 platform whose values hold where the file has none.
 """
 
+import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -106,6 +107,10 @@ class Platform:
     def nodes(self, ranks: int) -> int:
         return ceil(ranks / self.gpus_per_node)
 
+    def file_text(self) -> str:
+        """A file of this platform, as `load_platform` reads it."""
+        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.values.items())
+
     def description(self, ranks: int) -> dict[str, Any]:
         """Nested as in the file, with all that a simulation of so many ranks must know."""
         nested: dict[str, Any] = {"name": self.name, "ranks": ranks, "changed": dict(self.changed)}
@@ -116,6 +121,12 @@ class Platform:
                 table = table.setdefault(name, {})
             table[last] = value
         return nested
+
+
+def described(description: Mapping[str, Any]) -> Platform:
+    """The machine of a trace: the reverse of `Platform.description`."""
+    figures = {name: value for name, value in description.items() if name not in ("name", "ranks", "changed")}
+    return Platform(str(description["name"]), dict(_flattened(figures)), description["changed"])
 
 
 def load_platform(name_or_file: str, changes: Iterable[str] = ()) -> Platform:

@@ -81,6 +81,19 @@ def test_a_base_needs_three_group_sizes() -> None:
     assert all("base" not in line.terms for line in fit(RING, two).lines)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "sizes", "is_told"), [("nccl", 2, False), ("nccl", 3, True), ("ring", 2, True)]
+)
+def test_what_two_group_sizes_say_of_latency_ends_with_them(
+    algorithm: str, sizes: int, is_told: bool
+) -> None:
+    kind = replace(RING, algorithm=algorithm)
+    seen = GROUPS[:sizes]
+    found = fit(kind, [sample for sample in samples(kind, base=BASE) if sample.group in seen])
+    assert found.last_known(seen[-1]) is None
+    assert found.last_known(Group(64, 64)) == (None if is_told else seen[-1])
+
+
 def test_latency_cannot_exceed_what_small_messages_take() -> None:
     """A pair of ranks, and large messages whose times scatter: their intercept is noise."""
     pair = Group(2, 2)

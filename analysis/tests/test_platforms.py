@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from shardbench.platforms import KEYS, PlatformError, load_platform, shipped_names
+from shardbench.platforms import KEYS, PlatformError, described, load_platform, shipped_names
 
 NVLINK_4 = 450e9
 
@@ -124,3 +124,12 @@ def test_a_circle_of_files_is_refused(tmp_path: Path) -> None:
     second.write_text('based_on = "../' + tmp_path.name + '/first.toml"\n', encoding="utf-8")
     with pytest.raises(PlatformError, match="based on itself"):
         load_platform(str(first))
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_trace_and_a_file_give_the_machine_back(name: str, tmp_path: Path) -> None:
+    platform = load_platform(name, ["node.nic_bandwidth=25e9", 'gpu.name="a \\"B\\""'])
+    again = described(json.loads(json.dumps(platform.description(64))))
+    assert again == platform
+    (tmp_path / f"{name}.toml").write_text(again.file_text(), encoding="utf-8")
+    assert load_platform(str(tmp_path / f"{name}.toml")).values == platform.values

@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -131,7 +132,7 @@ def test_predictions_are_drawn_beside_runs_and_told_apart(tmp_path: Path) -> Non
     for size in (1, 2, 4):
         synthetic(size=size, step_s=[0.01] * 6).write(tmp_path / f"{size}.h5")
     found = read_directory(tmp_path)
-    points = [PredictedPoint("2.h5", 8, 0.02, 0.018, 0.022), PredictedPoint("nobody.h5", 16, 0.02)]
+    points = [PredictedPoint("2.h5", 8, 0.02, 0.018, 0.022, 0.3), PredictedPoint("nobody.h5", 16, 0.02)]
     without, text = html_report(found), html_report(found, points)
     parse(text)
     for told in (">predicted</text>", "Dashed and hollow: predicted"):
@@ -139,8 +140,13 @@ def test_predictions_are_drawn_beside_runs_and_told_apart(tmp_path: Path) -> Non
         assert told in text
     assert "Predictions from nobody.h5, which is not among the runs, are not drawn." in text
     for page, is_drawn in ((without, False), (text, True)):
-        (throughput,) = svgs(page, "Throughput against N")
-        assert (">8</text>" in throughput) is is_drawn
+        for title in ("Throughput against N", "Parallel efficiency", "Exposed communication against N"):
+            (svg,) = svgs(page, title)
+            assert (">8</text>" in svg) is is_drawn
+    (unknown,) = svgs(
+        html_report(found, [replace(points[0], exposed_share=None)]), "Exposed communication against N"
+    )
+    assert ">8</text>" not in unknown
 
 
 def svgs(text: str, title: str) -> list[str]:
@@ -192,7 +198,8 @@ def test_points_come_from_outlooks_where_nothing_was_run(monkeypatch: pytest.Mon
         return SimpleNamespace(
             configuration=SimpleNamespace(files=(SimpleNamespace(name=file),)),
             predictions=[
-                SimpleNamespace(ranks=n, step_s=0.1 * n, low_s=0.05 * n, high_s=0.2 * n) for n in (8, 16)
+                SimpleNamespace(ranks=n, step_s=0.1 * n, low_s=0.05 * n, high_s=0.2 * n, exposed_share=0.25)
+                for n in (8, 16)
             ],
             measured_s=lambda ranks: 0.1 if ranks in run else None,
         )
@@ -200,11 +207,12 @@ def test_points_come_from_outlooks_where_nothing_was_run(monkeypatch: pytest.Mon
     monkeypatch.setattr(predictions, "read_for_fits", lambda directory: SimpleNamespace(files=[directory]))
     found: list[SimpleNamespace] = [outlook("a.h5", {8}), outlook("b.h5", {8, 16})]
     monkeypatch.setattr(
-        predictions, "outlooks_of", lambda files, largest, binaries: (found, ["c: no events"])
+        predictions, "outlooks_of", lambda files, largest, binaries, supplement: (found, ["c: no events"])
     )
-    points, refusals = predictions.predicted_points(Path("results"), 16, Path("bin"))
-    assert points == [PredictedPoint("a.h5", 16, pytest.approx(1.6), pytest.approx(0.8), pytest.approx(3.2))]
-    assert refusals == ["c: no events"]
+    points, notes = predictions.predicted_points(Path("results"), 16, Path("bin"))
+    seconds = [pytest.approx(t) for t in (1.6, 0.8, 3.2)]
+    assert points == [PredictedPoint("a.h5", 16, *seconds, exposed_share=0.25)]
+    assert notes == ["not predicted: c: no events"]
     found.clear()
     with pytest.raises(RunError, match="nothing below results can be extrapolated: c: no events"):
         predictions.predicted_points(Path("results"), 16, Path("bin"))

@@ -31,17 +31,17 @@ sys.exit(main(["export", sys.argv[2], "-o", sys.argv[3]]))
 REHEARSALS = """
 import itertools, os, signal, subprocess, sys, threading
 from shardbench.cli import main
-from shardbench.predict import advise
+from shardbench.predict import advise, rehearsals
 
-rehearsals = itertools.count()
+started = itertools.count()
 
 def start(*arguments, popen=subprocess.Popen, **settings):
-    if next(rehearsals) == 0:  # of those that several threads start at the same time
+    if next(started) == 0:  # of those that several threads start at the same time
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     return popen(["sleep", "50"], **settings)
 
 advise._peak_bytes = lambda request, candidate: 1
-advise.subprocess.Popen = start
+rehearsals.subprocess.Popen = start
 sys.exit(main(["advise", "--model=tiny", "--gpu-memory=1GB", "--ranks=64", "--bin", sys.argv[1]]))
 """
 

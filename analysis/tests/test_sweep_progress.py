@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from shardbench.sweep.launchers import Installation, command, index_set
-from shardbench.sweep.plan import Plan
+from shardbench.sweep.plan import Plan, of_benchmark, of_step
 from shardbench.sweep.point import Machine, Point, Run
 from shardbench.sweep.progress import Durations, duration, last_lines, note_end, noted_seconds
 
@@ -11,7 +11,8 @@ OPTIONS = {"steps": 8, "warmup": 2, "micro-batch": 1, "grad-accum": 2, "dp": 4, 
 
 
 def plan(**options: object) -> Plan:
-    return Plan(psi=1000, options={**OPTIONS, **options}, peak_bytes=1, events=50, ledger_rows=22)
+    answer = {"psi": 1000, "options": {**OPTIONS, **options}, "events": [{}] * 50, "ledger": [{}] * 22}
+    return of_step({**answer, "memory": {"peak_bytes": {"total_tracked": 1}}})
 
 
 def point(ranks: int, machine: Machine | None = None, **options: int) -> Point:
@@ -47,6 +48,21 @@ def test_two_sizes_tell_the_start_from_the_work() -> None:
     durations.add(points[1], 1)
     durations.add(points[1], 1)
     assert durations.expected(points[2]) == pytest.approx(6)  # the median per work, times 16
+
+
+def test_collectives_alone_take_time_by_the_byte_and_are_a_class_of_their_own() -> None:
+    small, large = Point("collectives", 4, None, {}, None), Point("collectives", 8, None, {}, None)
+    step = point(4)
+    answer = {"psi": 0, "options": {}, "repetitions": 20, "memory": {"peak_bytes": {"total_tracked": 1}}}
+    of_small = of_benchmark({**answer, "lines": [{"size_bytes": 1000}, {"size_bytes": 3000}]})
+    of_large = of_benchmark({**answer, "lines": [{"size_bytes": 16000}]})
+    durations = Durations({small.hash: of_small, large.hash: of_large, step.hash: plan()})
+    durations.add(small, 1.5)
+    assert durations.expected(large) == pytest.approx(6.0)
+    assert durations.expected(step) is None
+    # Two lines of 20 repetitions on 1024 ranks, 120 bytes each.
+    grown = of_small.trace_bytes(1024) - of_small.trace_bytes(1)
+    assert grown == pytest.approx(1024 * 2 * 20 * 120, rel=0.05)
 
 
 def test_a_simulation_takes_time_by_the_operation() -> None:

@@ -35,6 +35,16 @@ def test_lists_make_a_grid(tmp_path: Path) -> None:
     assert points[0].arguments() == ["--model=25m", "--steps=5", "--micro-batch=1", "--check"]
 
 
+def test_what_trains_no_model_has_none(tmp_path: Path) -> None:
+    text = "output = 'out'\nmodel = '25m'\n[[study]]\nscenario = ['ddp', 'collectives']\nranks = 2\noptions = {}\n"
+    ddp, collectives = study(tmp_path, text).points
+    assert (ddp.model, ddp.arguments()) == ("25m", ["--model=25m"])
+    assert (collectives.model, collectives.arguments()) == (None, [])
+    assert collectives.name == f"collectives_n2_{collectives.hash}"
+    with pytest.raises(UsageError, match="collectives trains no model; leave the key 'model' out"):
+        study(tmp_path, "output = 'out'\n[[study]]\nscenario = 'collectives'\nmodel = 'tiny'\nranks = 2\n")
+
+
 def test_each_repetition_visits_every_point_once_in_its_own_order(tmp_path: Path) -> None:
     runs = study(tmp_path, GRID).runs
     passes = [[run.point.hash for run in runs if run.repetition == number] for number in (1, 2, 3)]

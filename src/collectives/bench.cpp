@@ -30,21 +30,11 @@
 namespace shardbench {
 namespace {
 
-// Enough that the next is always ready to begin when one ends; each more would hold scratch of its own.
-constexpr std::size_t in_flight = 2;
-
 // Rows of one line that a rank keeps until it is over: 100 MB.
 constexpr std::int64_t most_repetitions = std::int64_t{1} << 20;
 
 // Values of all simulated ranks lie in one process, as with the scenarios' --payload real.
 constexpr int most_checked_simulated_ranks = 256;
-
-/// What one line of the table is about.
-struct Subject {
-  Collective collective = Collective::all_reduce;
-  DType dtype = DType::fp32;
-  Reduction reduction = Reduction::sum;
-};
 
 /// What the windows of one line came to; the samples on rank 0 only.
 struct Windows {
@@ -68,9 +58,7 @@ class Bench {
         backing_(world_.simulated() && options_.checks == 0 ? Backing::aliased : Backing::memory) {
     check_memory();
     create_files();
-    std::vector<int> everyone(static_cast<std::size_t>(world_.size()));
-    std::iota(everyone.begin(), everyone.end(), 0);
-    communicator_ = world_.communicator(everyone);
+    communicator_ = world_.communicator(everyone(world_));
     supervisor_.finishes_in_order();
   }
 
@@ -84,11 +72,7 @@ class Bench {
       if (stop_ != 0) left_out_ = true;
       if (left_out_) break;
       print(table_head(collective, options_.algorithm));
-      for (const DType dtype : options_.dtypes)
-        for (const Reduction reduction : options_.reductions) {
-          sweep({collective, dtype, reduction});
-          if (collective == Collective::all_gather) break;  // it reduces nothing
-        }
+      for (const Measurement& measured : measurements_of(collective, options_)) sweep(measured);
     }
     world_.activity().enter("finishing");
     write_clocks();
@@ -181,13 +165,13 @@ class Bench {
     });
   }
 
-  void sweep(const Subject& subject) {
+  void sweep(const Measurement& measured) {
     for (std::optional<Bytes> size = options_.min_bytes; size; size = options_.size_after(*size)) {
       if (stop_ != 0) left_out_ = true;
       if (left_out_) return;
       world_.activity().enter(
-          {.operation = name_of(subject.collective), .axis = "world", .group_size = world_.size()});
-      measure(subject, *size);
+          {.operation = name_of(measured.collective), .axis = "world", .group_size = world_.size()});
+      measure(measured, *size);
       hear_requests();
     }
   }
@@ -211,15 +195,15 @@ class Bench {
     return ExitCode::run_failure;
   }
 
-  void measure(const Subject& subject, Bytes requested) {
-    const SizedCollective sizes = sized(subject.collective, subject.dtype, requested, world_.size());
-    const BufferRef buffer = allocate(subject.dtype, sizes.buffer);
-    const TestValues values(subject.collective, subject.reduction, world_.size());
+  void measure(const Measurement& measured, Bytes requested) {
+    const SizedCollective sizes = sized(measured.collective, measured.dtype, requested, world_.size());
+    const BufferRef buffer = allocate(measured.dtype, sizes.buffer);
+    const TestValues values(measured.collective, measured.reduction, world_.size());
     const CollectiveRecord common{.line = line_,
-                                  .collective = subject.collective,
+                                  .collective = measured.collective,
                                   .algorithm = Algorithm::local,
-                                  .dtype = subject.dtype,
-                                  .reduction = subject.reduction,
+                                  .dtype = measured.dtype,
+                                  .reduction = measured.reduction,
                                   .size = sizes.size,
                                   .count = sizes.count};
     std::vector<CollectiveRecord> records;
@@ -316,7 +300,7 @@ class Bench {
                         std::vector<CollectiveRecord>& records) {
     std::deque<Pending> pending;
     for (int i = 0; i < repetitions; ++i) {
-      if (pending.size() == in_flight) take_first(common, pending, records);
+      if (std::ssize(pending) == collectives_in_flight) take_first(common, pending, records);
       pending.push_back(communicator_->start(common.collective, buffer, common.reduction));
     }
     while (!pending.empty()) take_first(common, pending, records);
@@ -422,19 +406,37 @@ class Bench {
 
 }  // namespace
 
-ExitCode run_collectives(CollectivesOptions options, const Surroundings& surroundings,
-                         const std::vector<std::string>& arguments) {
-  const World& world = surroundings.world;
+std::vector<Measurement> measurements_of(Collective collective, const CollectivesOptions& options) {
+  std::vector<Measurement> measurements;
+  for (const DType dtype : options.dtypes)
+    for (const Reduction reduction : options.reductions) {
+      measurements.push_back({collective, dtype, reduction});
+      if (collective == Collective::all_gather) break;  // it reduces nothing
+    }
+  return measurements;
+}
+
+std::vector<int> everyone(const World& world) {
+  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+void check_request(const CollectivesOptions& options, const World& world) {
   if (world.simulated() && options.checks > 0 && world.size() > most_checked_simulated_ranks)
     throw UsageError(fmt::format(
         "--check {} needs every simulated rank's values in one process, up to {} ranks, not {}; use "
         "-c 0",
         options.checks, most_checked_simulated_ranks, world.size()));
   if (options.algorithm == Algorithm::hierarchical) {
-    std::vector<int> everyone(static_cast<std::size_t>(world.size()));
-    std::iota(everyone.begin(), everyone.end(), 0);
-    check_hierarchy(std::span(&everyone, 1), world.nodes());
+    const std::vector<int> ranks = everyone(world);
+    check_hierarchy(std::span(&ranks, 1), world.nodes());
   }
+}
+
+ExitCode run_collectives(CollectivesOptions options, const Surroundings& surroundings,
+                         const std::vector<std::string>& arguments) {
+  check_request(options, surroundings.world);
   return Bench(std::move(options), surroundings, arguments).execute();
 }
 

@@ -83,7 +83,9 @@ class Parser {
     add_real(app_, "--stall-timeout", options_.stall_timeout_s, {0.0, 1e9}, stall_timeout_help);
     add_whole(app_, "--ranks-per-node", options_.ranks_per_node, {1, 1 << 24},
               "node size, for hierarchical; default: what MPI says");
-    add_whole(app_, "--ranks", options_.ranks, {1, 1 << 24}, "the world size expected");
+    add_whole(app_, "--ranks", options_.ranks, {1, 1 << 24},
+              "the world size expected (or, with --plan, planned for)");
+    app_.add_flag("--plan", options_.plan, "print what would be measured as JSON; runs nothing");
     json_ = app_.add_option("-J,--output_file", options_.json_file,
                             "JSON file, besides; an existing one is kept and the name gets a number")
                 ->type_name("FILE");

@@ -41,6 +41,7 @@ struct CollectivesOptions {
   std::string output;  ///< HDF5; empty: default_output()
   ExistingFile existing_file = ExistingFile::refuse;
   bool show_version = false;
+  bool plan = false;
 
   /// The size that follows in the sweep, which begins with min_bytes; empty after the last.
   [[nodiscard]] std::optional<Bytes> size_after(Bytes size) const;

@@ -1,6 +1,7 @@
 // The `collectives` executable: all-reduce, reduce-scatter and all-gather alone, timed and checked as
 // nccl-tests does, under the schedules, progress and communicators that the scenarios train with.
 #include "src/collectives/bench.hpp"
+#include "src/collectives/plan.hpp"
 #include "src/comm/mpi/mpi_world.hpp"
 #include "src/program.hpp"
 
@@ -26,6 +27,8 @@ Program prepare(const std::vector<std::string>& arguments) {
     program.answer = [=] { return parsed.help; };
   } else if (options.show_version) {
     program.answer = [] { return version_text("collectives"); };
+  } else if (options.plan) {
+    program.answer = [=] { return collectives_plan_json(options) + "\n"; };
   }
   return program;
 }

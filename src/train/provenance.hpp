@@ -26,8 +26,8 @@ void describe_program(TraceFile& file, const std::string& scenario, const World&
 /// The environment variables that change results; everything else stays private.
 std::map<std::string, std::string> recorded_environment();
 
-/// What `shardbench simulate` says that it has simulated (null where a simulation was started otherwise), and the
-/// whole description of the machine, as JSON.
+/// What `shardbench simulate` says that it has simulated (null where a simulation was started otherwise), and
+/// the whole description of the machine, as JSON.
 std::string simulation_json(const World& world);
 
 /// Writes every root attribute (those that only the run can tell, as not yet known) and the `config` dataset.

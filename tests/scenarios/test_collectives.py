@@ -120,6 +120,35 @@ def test_columns_agree_with_the_file_and_with_the_rules(tmp_path: Path) -> None:
     assert (trace.attributes["status"], trace.attributes["check"], trace.attributes["scenario"]) == ("complete", "passed", "collectives")
 
 
+@pytest.mark.parametrize(("ranks", "options"), [
+    (1, "-b 0 -e 1M -f 1 -i 512K"),
+    (3, "-b 100 -e 100000 -f 10 -n 4 -w 2 -d all -o all"),
+    (4, "-b 4K -e 64K -f 4 -n 1 -w 0 -c 0 --algorithm hierarchical --ranks-per-node 2 --collective all_gather,all_reduce"),
+    (2, "-b 1K -e 1K -n 2 --algorithm native --progress thread"),
+])
+def test_run_does_what_the_plan_says(tmp_path: Path, ranks: int, options: str) -> None:
+    planned = runs.execute([str(runs.BIN / "collectives"), "--plan", "--ranks", str(ranks), *options.split()], tmp_path)
+    assert planned.code == 0, str(planned)
+    assert os.listdir(tmp_path) == []
+    plan = json.loads(planned.stdout)
+    finished, trace = bench(ranks, options, tmp_path)
+    rows = trace["collectives"][trace["collectives"]["rank"] == 0]
+    assert len(rows) == len(plan["lines"]) * plan["repetitions"]
+    fields = ("collective", "algorithm", "dtype", "size_bytes", "count", "sent_bytes")
+    first = rows[rows["repetition"] == 0]
+    assert [tuple(line[name] for name in fields) for line in plan["lines"]] == [tuple(row[name] for name in fields) for row in first]
+    assert [line["op"] for line in plan["lines"]] == [line.redop for line in parse(finished.stdout)]
+    assert plan["options"] == trace.config["options"]
+
+
+def test_a_plan_refuses_what_a_run_would(tmp_path: Path) -> None:
+    for options, reason in (("--algorithm hierarchical --ranks 5 --ranks-per-node 2", "hierarchical"), ("-b 2 -e 1", "--minbytes")):
+        refused = runs.execute([str(runs.BIN / "collectives"), "--plan", *options.split()], tmp_path)
+        assert (refused.code, refused.stdout) == (USAGE, ""), str(refused)
+        assert reason in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
+
+
 def test_defaults_are_those_of_nccl_tests(tmp_path: Path) -> None:
     finished, trace = bench(1, "", tmp_path)
     lines = parse(finished.stdout)

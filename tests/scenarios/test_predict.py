@@ -39,8 +39,11 @@ def simulate(scenario: str, ranks: int, platform: str, output: Path, *options: s
     assert done.returncode == 0, done.stderr
 
 
+PREDICT = ("--bin", runs.BIN, "--sim-bin", runs.SIM_BIN)
+
+
 def predict(folder: Path, *options: object) -> Any:
-    done = shardbench("predict", folder, "--bin", runs.BIN, "--format", "json", *options)
+    done = shardbench("predict", folder, *PREDICT, "--format", "json", *options)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout, parse_constant=pytest.fail)
 
@@ -101,7 +104,7 @@ def test_where_exposed_communication_passes_ten_percent(fat_tree: Path, tmp_path
     assert ranks % 8 == 0
     at, before = (predict(fat_tree, "--to", n)[0]["predictions"][-1]["exposed_share"] for n in (ranks, ranks - 8))
     assert before <= 0.10 < at
-    said = shardbench("predict", fat_tree, "--bin", runs.BIN, "--to", 32768).stdout
+    said = shardbench("predict", fat_tree, *PREDICT, "--to", 32768).stdout
     assert f"exposed communication is more than 10.0 % of the step from N = {ranks} on" in said
 
 
@@ -130,34 +133,57 @@ def test_an_n_that_does_not_divide_the_batch_is_left_out_alone(tmp_path: Path) -
     assert refused.returncode == 2 and "--ranks-per-node 0 is no number of ranks" in refused.stderr
 
 
-def test_without_small_sizes_the_interval_says_what_is_not_known(fat_tree: Path, tmp_path: Path) -> None:
-    """NCCL takes another protocol at large N. Nothing in traces of large models shows that, so it must not be hidden."""
+@pytest.fixture(scope="module")
+def unaided(fat_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Without runs of collectives. NCCL takes another protocol at large N, which nothing in traces of large models shows."""
+    folder = tmp_path_factory.mktemp("unaided")
     for path in fat_tree.glob("zero3_p0_*.h5"):
-        shutil.copy(path, tmp_path)
-    (without,), (with_sizes, _) = (
-        [o for o in predict(folder, "--to", 2048) if "--prefetch=0,0" in o["arguments"]] + [None] * extra
-        for folder, extra in ((tmp_path, 0), (fat_tree, 1))
+        shutil.copy(path, folder)
+    return folder
+
+
+def at_2048(folder: Path, *options: object) -> Any:
+    (found,) = [o for o in predict(folder, "--to", 2048, *options) if "--prefetch=0,0" in o["arguments"]]
+    return found["predictions"][-1]
+
+
+def test_small_sizes_that_no_file_has_are_simulated(fat_tree: Path, unaided: Path) -> None:
+    assert at_2048(unaided)["step_s"] == pytest.approx(at_2048(fat_tree)["step_s"], rel=1e-4)
+    said = shardbench("predict", unaided, *PREDICT, "--to", 2048)
+    assert said.stderr == (
+        "shardbench predict: small collectives, which no file has, were simulated on 16, 24 and 32 ranks of h100-fat-tree\n"
     )
-    assert with_sizes is not None
-    doubtful, known = without["predictions"][-1], with_sizes["predictions"][-1]
+    assert "marked ?" not in said.stdout
+
+
+def test_without_small_sizes_the_interval_says_what_is_not_known(fat_tree: Path, unaided: Path) -> None:
+    doubtful, known = at_2048(unaided, "--files-only"), at_2048(fat_tree)
     assert doubtful["outside"]
     assert doubtful["low_s"] < known["step_s"] < doubtful["step_s"]
-    said = shardbench("predict", tmp_path, "--to", 2048, "--bin", runs.BIN).stdout.splitlines()
-    (mark,) = (index for index, line in enumerate(said) if line.startswith("marked ?"))
-    this = f"{sys.executable} -m shardbench"
-    command = said[mark + 1].replace("shardbench simulate", f"{this} simulate").replace(" -- ", f" --sim-bin {runs.SIM_BIN} -- ")
-    assert "for n in 16 24 32;" in command
-    subprocess.run(["sh", "-c", command], env=runs.environment(), check=True, capture_output=True, timeout=LIMIT_S)
-    (mended,) = predict(tmp_path, "--to", 2048)
-    assert not mended["predictions"][-1]["outside"]
-    assert mended["predictions"][-1]["step_s"] == pytest.approx(known["step_s"], rel=CLOSE)
+    said = shardbench("predict", unaided, *PREDICT, "--to", 2048, "--files-only")
+    assert "marked ?" in said.stdout and said.stderr == ""
 
 
-def test_configurations_are_called_as_in_a_report(fat_tree: Path, tmp_path: Path) -> None:
-    report = shardbench("report", fat_tree, "-o", tmp_path / "report.html").stdout
-    names = [outlook["configuration"] for outlook in predict(fat_tree, "--to", 32)]
-    assert names == ["zero3 (prefetch 0)", "zero3 (prefetch 1)"]
-    assert all(f"\n{name} " in report for name in names)
+def test_what_cannot_be_simulated_is_said(unaided: Path, tmp_path: Path) -> None:
+    said = shardbench("predict", unaided, "--bin", runs.BIN, "--sim-bin", tmp_path, "--to", 2048)
+    assert said.returncode == 0 and "marked ?" in said.stdout
+    (line,) = said.stderr.splitlines()
+    assert line.startswith("shardbench predict: small collectives on h100-fat-tree could not be simulated: ")
+    assert "no simulated scenarios in" in line
+
+
+def test_the_machine_is_the_one_of_the_files(tmp_path: Path) -> None:
+    """Whatever has become of the description that they were simulated with."""
+    machine = tmp_path / "own machine.toml"
+    machine.write_text('based_on = "h100-fat-tree"\n[node]\nnic_latency_s = 2e-6\n')
+    for ranks in (8, 16):
+        simulate("zero3", ranks, str(machine), tmp_path / f"n{ranks}.h5", "--model", "1b", "--prefetch", "0", *STEPS)
+    doubtful = predict(tmp_path, "--to", 256, "--files-only")[0]["predictions"][-1]
+    machine.unlink()
+    known = predict(tmp_path, "--to", 256)[0]["predictions"][-1]
+    assert doubtful["outside"] or doubtful["undecided"]
+    assert known["outside"] == known["undecided"] == []
+    assert doubtful["low_s"] < known["step_s"] < doubtful["step_s"]
 
 
 def test_fit_reports_every_collective_with_intervals(fat_tree: Path) -> None:

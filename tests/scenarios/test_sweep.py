@@ -121,6 +121,35 @@ def test_what_an_executable_refuses_is_refused_before_anything_runs(tmp_path: Pa
     assert os.listdir(tmp_path) == ["study.toml"]
 
 
+COLLECTIVES = """
+output = "out"
+scenario = "collectives"
+options = {minbytes = "1K", maxbytes = "64K", stepfactor = 8, iters = 3, warmup_iters = 1}
+[[study]]
+ranks = [1, 3]
+repetitions = 2
+[[study]]
+ranks = 16
+launcher = "simulate"
+platform = "flat"
+"""
+
+
+@pytest.mark.skipif(shutil.which("smpirun") is None, reason="smpirun (SimGrid) is not installed")
+@pytest.mark.skipif(not (runs.SIM_BIN / "collectives").exists(), reason=f"{runs.SIM_BIN}/collectives is not built (preset sim)")
+def test_collectives_alone_are_points_too(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(COLLECTIVES)
+    dry = runs.execute(sweep_command("--dry-run"), tmp_path, **variables())
+    assert "5 runs of 3 points, 5 to do" in dry.stdout, str(dry)
+    finished = runs.execute(sweep_command(), tmp_path, **variables())
+    assert (finished.code, finished.stderr) == (0, ""), str(finished)
+    traces = [runs.Trace(path) for path in (tmp_path / "out").glob("collectives_*.h5")]
+    assert Counter((t.ranks, t.attributes["simulated"]) for t in traces) == {(1, 0): 2, (3, 0): 2, (16, 1): 1}
+    assert all(set(t["collectives"]["size_bytes"]) <= {1008, 8192, 8160, 65536, 65520, 1024} for t in traces)
+    again = runs.execute(sweep_command(), tmp_path, **variables())
+    assert "0 to do" in again.stdout, str(again)
+
+
 SIMULATED = """
 output = "out"
 scenario = "zero3"

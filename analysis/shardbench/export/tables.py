@@ -11,12 +11,12 @@ from typing import Any
 import pandas as pd
 
 from shardbench.errors import RunError
+from shardbench.plans import BENCHMARK
 from shardbench.read import ALL_TABLES, Header, Kind, TraceError, read_header
 from shardbench.summary.launch import Launch, reduce_trace
 from shardbench.summary.series import Point, Series
 from shardbench.summary.studies import studies_of
 from shardbench.summary.usable import Excluded, find_traces, name_below, usable_traces
-from shardbench.validate import BENCHMARK
 
 KEYS = ("file", "scenario", "model", "world_size", "dp", "tp", "simulated")
 PROVENANCE = (

@@ -56,8 +56,9 @@ def throughput(scaled: Sequence[Series], predicted: Predicted) -> Figure:
                     series.tokens_at(guess.size) / guess.low_s,
                 )
                 _interval(axes, guess.size, ends, colour)
-        _predict(axes, series, points, colour, lambda guess: series.tokens_at(guess.size) / guess.step_s)
-        return [point.tokens_per_s for point in series.points]
+        values = [point.tokens_per_s for point in series.points]
+        _predict(axes, series, values, points, colour, lambda p: series.tokens_at(p.size) / p.step_s)
+        return values
 
     figure, axes = _over_sizes(scaled, predicted, draw)
     axes.set_ylabel("throughput, tokens/s")
@@ -73,8 +74,9 @@ def efficiency(scaled: Sequence[Series], predicted: Predicted, ends: Ends) -> Fi
             rate = series.tokens_at(guess.size) / guess.step_s
             return 100 * rate / series.base.tokens_per_s * series.base.size / guess.size
 
-        _predict(axes, series, predicted.get(series.label, ()), colour, value)
-        return [100 * series.efficiency(point) for point in series.points]
+        values = [100 * series.efficiency(point) for point in series.points]
+        _predict(axes, series, values, predicted.get(series.label, ()), colour, value)
+        return values
 
     figure, axes = _over_sizes(scaled, predicted, draw)
     axes.axhline(100, color=MUTED, linewidth=1, linestyle=":", zorder=1)
@@ -84,13 +86,20 @@ def efficiency(scaled: Sequence[Series], predicted: Predicted, ends: Ends) -> Fi
     return figure
 
 
-def exposed_share(scaled: Sequence[Series], ends: Ends) -> Figure:
+def exposed_share(scaled: Sequence[Series], predicted: Predicted, ends: Ends) -> Figure:
     """Exposed communication as a share of the step, %."""
+    known = {
+        label: [guess for guess in guesses if guess.exposed_share is not None]
+        for label, guesses in predicted.items()
+    }
 
-    def draw(axes: Axes, series: Series, _: str) -> list[float]:
-        return [100 * point.exposed_share for point in series.points]
+    def draw(axes: Axes, series: Series, colour: str) -> list[float]:
+        values = [100 * point.exposed_share for point in series.points]
+        guesses = known.get(series.label, ())
+        _predict(axes, series, values, guesses, colour, lambda guess: 100 * (guess.exposed_share or 0.0))
+        return values
 
-    figure, axes = _over_sizes(scaled, {}, draw)
+    figure, axes = _over_sizes(scaled, known, draw)
     _limit(axes, 100 * ends.exposed)
     axes.set_ylabel("exposed communication, % of step")
     axes.set_ylim(0, max(1.15 * 100 * ends.exposed, axes.get_ylim()[1]))
@@ -189,13 +198,19 @@ def _origins(scaled: Sequence[Series], predicted: Predicted) -> list[Line2D]:
 def _predict(
     axes: Axes,
     series: Series,
-    points: Sequence[PredictedPoint],
+    values: Sequence[float],
+    guesses: Sequence[PredictedPoint],
     colour: str,
     value: Callable[[PredictedPoint], float],
 ) -> None:
-    if points:
-        marker = {"marker": "o", "markersize": 7, "fillstyle": "none", "linestyle": "--", "linewidth": 1}
-        axes.plot([p.size for p in points], [value(p) for p in points], color=colour, zorder=4, **marker)
+    """Marks at `guesses`, and a line through them and the last point that was run before them; `values` are the series'."""
+    if not guesses:
+        return
+    guessed = [(guess.size, value(guess)) for guess in guesses]
+    run = [(point.size, y) for point, y in zip(series.points, values) if point.size < guesses[0].size]
+    axes.plot(*zip(*run[-1:], *guessed), color=colour, linestyle="--", linewidth=1, zorder=2)
+    marker = {"marker": "o", "markersize": 7, "fillstyle": "none", "linestyle": "none"}
+    axes.plot(*zip(*guessed), color=colour, zorder=4, **marker)
 
 
 def _interval(axes: Axes, x: float, ends: tuple[float, float], colour: str) -> None:

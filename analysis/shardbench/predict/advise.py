@@ -4,38 +4,14 @@ Memory is what the executables plan at the N in question. Time is predicted: eac
 platform, and extrapolated (`outlook`).
 """
 
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardbench.bar import bar
-from shardbench.errors import RunError, UsageError
+from shardbench.errors import UsageError
 from shardbench.plans import ANY_FLOPS, NoSchedule, ask
-from shardbench.predict.model import (
-    Measured,
-    Prediction,
-    build,
-    configurations,
-    fit_places,
-    measure,
-    with_residual,
-)
-from shardbench.processes import Together, ends_with_this_process
-from shardbench.predict.remedy import NODES, SIMULATED_SIZES
-from shardbench.read import read_trace
-
-SHRUNK_HEADS = (2, 16)
-"""Head sizes of smaller models beside the candidate. Their collectives are small, as shards are at large N; a library may choose
-other ways for those."""
-
-PATIENCE_S = 600
-"""A rehearsal takes seconds to a minute; only a hang is to be found here."""
+from shardbench.predict.model import Prediction, build, configurations, fit_places, with_residual
+from shardbench.predict.rehearsals import NODES, Rehearsal, Stage, rehearse, small_collectives
 
 
 @dataclass(frozen=True)
@@ -130,13 +106,16 @@ def _peak_bytes(request: Request, candidate: Candidate) -> int:
 
 def _predictions(request: Request, fitting: Sequence[Candidate]) -> dict[Candidate, Prediction]:
     rehearsed = list(dict.fromkeys(candidate.rehearsed for candidate in fitting))
-    runs = {candidate: [_own_run(request, candidate, n) for n in _sizes(request)] for candidate in rehearsed}
-    others = [run for n in _sizes(request) for run in _small_runs(request, rehearsed, n)]
-    done = _simulated([run for own in runs.values() for run in own] + others, request)
+    sizes = _sizes(request)
+    own = {candidate: [_own_run(request, candidate, n) for n in sizes] for candidate in rehearsed}
+    runs = [run for of_candidate in own.values() for run in of_candidate]
+    if sizes != [request.ranks]:
+        runs += [run for n in sizes for run in small_collectives((c.tp for c in rehearsed), n)]
+    done = rehearse(runs, Stage(request.platform, request.sim_bin))
     lines = fit_places(done.values())
     found = {}
     for candidate in fitting:
-        (configuration,) = configurations([done[run] for run in runs[candidate.rehearsed]], request.binaries)
+        (configuration,) = configurations([done[run] for run in own[candidate.rehearsed]], request.binaries)
         model = build(configuration, lines[configuration.place], request.binaries)
         model = with_residual(model, configuration)
         if candidate.prefetch is not None:
@@ -147,93 +126,12 @@ def _predictions(request: Request, fitting: Sequence[Candidate]) -> dict[Candida
     return found
 
 
-@dataclass(frozen=True)
-class _Run:
-    """One simulation: what `shardbench simulate` gets."""
-
-    scenario: str
-    ranks: int
-    options: tuple[str, ...]
-
-
 def _sizes(request: Request) -> list[int]:
     """N of the rehearsals; no more than what is asked for."""
     sizes = [nodes * request.gpus_per_node for nodes in NODES]
     return sizes if request.ranks > sizes[-1] else [request.ranks]
 
 
-def _own_run(request: Request, candidate: Candidate, ranks: int) -> _Run:
+def _own_run(request: Request, candidate: Candidate, ranks: int) -> Rehearsal:
     options = (f"--model={request.model}", *request.arguments, *candidate.options, "--steps=1", "--warmup=1")
-    return _Run(candidate.scenario, ranks, options)
-
-
-def _small_runs(request: Request, rehearsed: Iterable[Candidate], ranks: int) -> Iterator[_Run]:
-    """What shows how the library carries out small collectives on each kind of group."""
-    if ranks == request.ranks:
-        return
-    tensor = sorted({candidate.tp for candidate in rehearsed})
-    if 1 in tensor:
-        yield _Run("collectives", ranks, SIMULATED_SIZES)
-    for tp in tensor:
-        if tp > 1:
-            for size in SHRUNK_HEADS:
-                hidden = 8 * tp * size
-                shape = {"layers": 2, "hidden": hidden, "heads": 8 * tp, "kv-heads": tp, "ffn": 3 * hidden}
-                shape |= {"vocab": 4 * hidden, "seq": 64, "tp": tp, "steps": 1, "warmup": 1}
-                options = (f"--{name}={value}" for name, value in shape.items())
-                yield _Run("mesh2d", ranks, (*options, "--sequence-parallel"))
-
-
-def _simulated(runs: Sequence[_Run], request: Request) -> dict[_Run, Measured]:
-    """Runs each once, as many at a time as there are CPUs."""
-    distinct = list(dict.fromkeys(runs))
-    with tempfile.TemporaryDirectory(prefix="shardbench-advise-") as folder:
-        processes = Together()
-
-        def simulated(numbered: tuple[int, _Run]) -> Measured:
-            index, run = numbered
-            return _simulate(run, request, Path(folder) / f"{index}.h5", processes)
-
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            try:
-                done = bar(pool.map(simulated, enumerate(distinct)), "rehearsal", len(distinct))
-                return dict(zip(distinct, done))
-            except BaseException:  # which nobody wants to hear of only when the others are done
-                pool.shutdown(wait=False, cancel_futures=True)
-                processes.terminate()
-                raise
-
-
-def _simulate(run: _Run, request: Request, output: Path, processes: Together) -> Measured:
-    command = [
-        sys.executable,
-        "-m",
-        "shardbench",
-        "simulate",
-        run.scenario,
-        f"--ranks={run.ranks}",
-        *request.platform,
-    ]
-    command += [f"--sim-bin={request.sim_bin}"] if request.sim_bin else []
-    with subprocess.Popen(
-        [*command, "--", *run.options, f"--output={output}"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=ends_with_this_process(signal.SIGTERM),
-    ) as process:
-        processes.add(process)
-        try:
-            _, said = process.communicate(timeout=PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            said = f"no end after {PATIENCE_S} s"
-    if process.returncode:
-        last = " ".join(said.split()) or f"exit code {process.returncode}"
-        raise RunError(
-            f"the rehearsal {run.scenario} {' '.join(run.options)} on {run.ranks} ranks failed: {last}"
-        )
-    trace = read_trace(output)
-    output.unlink()
-    return measure(trace, f"{run.scenario} on {run.ranks}")
+    return Rehearsal(candidate.scenario, ranks, options)

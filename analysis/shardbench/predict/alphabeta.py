@@ -58,6 +58,9 @@ STARTS = 8
 ITERATIONS = 50
 """Most rounds of reassigning or reweighting; both settle in far fewer."""
 
+FEWEST_GROUPS = 3
+"""So many sizes of groups tell a base from an alpha and show whether both are right. A tree's rounds follow fewer sizes; two do."""
+
 MODELS = (("base", "alpha", "beta"), ("alpha", "beta"), ("base", "beta"), ("beta",))
 """Which terms may be there, most first."""
 
@@ -368,6 +371,16 @@ class Fit:
             return _lowest(self.lines, group, size)
         return min(self.lines, key=lambda line: max(line.smallest - size, size - line.largest, 0))
 
+    def last_known(self, group: Group) -> Group | None:
+        """The largest group of the samples, where they do not tell whether latency grows from it to `group`; else None.
+
+        Few sizes of groups do not tell what grows with them from what does not. Where rounds are known, all grows.
+        """
+        sizes = {sample.group.ranks: sample.group for sample in self.samples}
+        largest = sizes[max(sizes)]
+        is_told = self.kind.algorithm not in OPAQUE or len(sizes) >= FEWEST_GROUPS
+        return None if is_told or group.ranks <= largest.ranks else largest
+
     def latency_share(self, group: Group, size: int) -> float:
         """Of the fitted time: what does not depend on the size."""
         line = self.line(group, size)
@@ -421,7 +434,7 @@ def _line(
 ) -> Line | None:
     """None where the terms cannot be told apart, or one would be negative. alpha is at most `longest`, seconds."""
     features = _features(kind, growth, samples)
-    fewest = 2 if growth is Growth.TREE else 3
+    fewest = 2 if growth is Growth.TREE else FEWEST_GROUPS
     if len(samples) < len(terms) or ("base" in terms and len(set(features["alpha"])) < fewest):
         return None
     seconds = np.array([sample.seconds for sample in samples])

@@ -65,6 +65,12 @@ def _add_predict(add: Callable[..., argparse.ArgumentParser]) -> None:
         metavar="DIR",
         help="the executables (default: SHARDBENCH_BIN, else build/release/bin)",
     )
+    parser.add_argument(
+        "--files-only",
+        action="store_true",
+        help="simulate nothing, where files of simulated machines lack small collectives",
+    )
+    parser.add_argument("--sim-bin", type=Path, metavar="DIR", help="the simulated ones, as for simulate")
     parser.add_argument("--format", choices=("text", "json", "csv"), default="text", help="default: text")
     parser.set_defaults(run=_predict)
 

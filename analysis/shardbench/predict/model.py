@@ -12,6 +12,7 @@ import numpy as np
 
 from shardbench import stats
 from shardbench.errors import RunError, UsageError
+from shardbench.plans import BENCHMARK
 from shardbench.predict import alphabeta
 from shardbench.predict.alphabeta import LOCAL, OPAQUE, Fit, Group, Kind, Line, Sample
 from shardbench.predict.costs import LocalCosts, Observation, local_costs, observe
@@ -31,7 +32,9 @@ from shardbench.predict.schedule import (
 from shardbench.read import Config, Trace
 from shardbench.summary import setups
 from shardbench.units import plural
-from shardbench.validate import BENCHMARK
+
+TELLING = 0.005
+"""Part of a step that has to be communication for a prediction of it to prove anything."""
 
 DRAWS = 200
 """Of the uncertain costs; the 95 % interval of a prediction are the 5th smallest and largest step but for rounding."""
@@ -123,7 +126,8 @@ class Prediction:
     """Of one configuration at one N. Seconds, bytes; `low_s` and `high_s` bound the step with 95 %.
 
     `outside`: collectives with a larger part of latency than any sample has. If the library has a faster way there, the step
-    is shorter than `step_s`; the interval contains that.
+    is shorter than `step_s`. `undecided`: collectives of which too few sizes of groups were seen to tell whether latency grows
+    with them; if it does not, the step is shorter, too. The interval contains both.
     """
 
     ranks: int
@@ -135,6 +139,11 @@ class Prediction:
     tokens: int
     peak_bytes: int
     outside: tuple[str, ...]
+    undecided: tuple[str, ...]
+
+    @property
+    def is_doubtful(self) -> bool:
+        return bool(self.outside or self.undecided)
 
     @property
     def exposed_share(self) -> float:
@@ -149,10 +158,11 @@ class Prediction:
 class Skill:
     """How much better than a model without communication: 1 is perfect, 0 no better, negative worse.
 
-    `ranks`: where it was tried; `held_out`: on a point that the fit had not seen.
+    `ranks`: where it was tried; `held_out`: on a point that the fit had not seen. `value` is None where communication makes
+    less than `TELLING` of the step, so that no model of it can be told from none.
     """
 
-    value: float
+    value: float | None
     error: float
     ranks: int
     held_out: bool
@@ -196,6 +206,7 @@ class Model:
             tokens=schedule.tokens,
             peak_bytes=schedule.peak_bytes,
             outside=tuple(sorted(map(str, costs.outside))),
+            undecided=tuple(sorted(map(str, costs.undecided))),
         )
 
 
@@ -209,10 +220,12 @@ class _Draws:
     def __init__(self, model: Model, schedule: Schedule) -> None:
         self._model, self._schedule = model, schedule
         self._random = np.random.default_rng(SEED)
+        self._part = np.concatenate([[1.0], np.linspace(0.0, 1.0, DRAWS)])
         self._local: dict[Local, Times] = {}
         self._collective: dict[Collective, Times] = {}
         self._coefficients: dict[Line, Times] = {}
         self.outside: set[Kind] = set()
+        self.undecided: set[Kind] = set()
 
     def local_s(self, operation: Local) -> Times:
         if operation not in self._local:
@@ -244,13 +257,16 @@ class _Draws:
             self._coefficients[line] = np.vstack([line.values, line.draws(DRAWS, self._random)])
         coefficients = self._coefficients[line]
         seconds = line.seconds(group, operation.size, coefficients)
+        certain = seconds
         if fit.kind.algorithm in OPAQUE and not fit.is_seen(group, operation.size):
             # It may have a way with less latency that no sample shows. How much less is unknown: from all to nothing.
             self.outside.add(fit.kind)
-            transfer = line.seconds(group, operation.size, coefficients * line.is_beta)
-            part = np.concatenate([[1.0], np.linspace(0.0, 1.0, DRAWS)])
-            seconds = transfer + part * (seconds - transfer)
-        return seconds
+            certain = line.seconds(group, operation.size, coefficients * line.is_beta)
+        elif known := fit.last_known(group):
+            self.undecided.add(fit.kind)
+            latency = line.seconds(group, 0, coefficients)
+            certain = seconds - latency + line.seconds(known, 0, coefficients)
+        return np.asarray(certain + self._part * (seconds - certain))
 
     def _fit(self, operation: Collective) -> tuple[Fit, Group]:
         model, schedule = self._model, self._schedule
@@ -420,5 +436,5 @@ def skill(
         found, held_out = model.predict(largest), False
     error = found.step_s / truth.step_s - 1.0
     without = found.without_communication_s / truth.step_s - 1.0
-    value = 1.0 - abs(error) / abs(without) if without else 0.0
+    value = 1.0 - abs(error) / abs(without) if abs(without) >= TELLING else None
     return Skill(value, error, largest, held_out)

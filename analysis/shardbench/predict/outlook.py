@@ -40,12 +40,21 @@ class Outlook:
         return file.step_s if file else None
 
 
+Supplement = Callable[[Sequence[Configuration]], Sequence[Measured]]
+"""For configurations whose prediction is in doubt: further measurements on their machines, of which there may be none."""
+
+
 def outlooks_of(
-    files: Sequence[Measured], largest: int, binaries: Path, per_node: int | None = None
+    files: Sequence[Measured],
+    largest: int,
+    binaries: Path,
+    per_node: int | None = None,
+    supplement: Supplement = lambda _: (),
 ) -> tuple[list[Outlook], list[str]]:
     """The outlooks, and a line for each reason why configurations have none. `per_node`: ranks of a node, where files do not tell.
 
-    An N that the executable refuses, as a batch that does not divide, is missing from an outlook, with such a line.
+    An N that the executable refuses, as a batch that does not divide, is missing from an outlook, with such a line. What
+    `supplement` adds is fitted like what is in the files.
 
     Raises:
         UsageError: no file is a scenario's, or `largest` is less than every N that was measured.
@@ -60,26 +69,40 @@ def outlooks_of(
     def refuse(what: str, reason: str) -> None:
         refused[reason].append(what)
 
-    fits = fit_places(files)
+    known, fits = list(files), fit_places(files)
 
     @cache
     def fits_below(place: Place, ranks: int) -> Mapping[Kind, Fit]:
-        return fit_places([file for file in files if file.place == place and file.ranks < ranks]).get(
+        return fit_places([file for file in known if file.place == place and file.ranks < ranks]).get(
             place, {}
         )
+
+    def model_of(configuration: Configuration) -> Model:
+        model = build(configuration, fits[configuration.place], binaries)
+        return replace(model, per_node=per_node or model.per_node)
 
     found = configurations(files, binaries, refuse)
     smallest = min((min(configuration.measured) for configuration in found), default=largest)
     if largest < smallest:
         raise UsageError(f"N = {largest} is less than N = {smallest}, which was measured; pass a larger one")
+    if more := supplement([each for each in found if _is_doubtful(each, model_of, largest)]):
+        known += more
+        fits = fit_places(known)
     for configuration in found:
         try:
-            model = build(configuration, fits[configuration.place], binaries)
-            model = replace(model, per_node=per_node or model.per_node)
-            outlooks.append(_outlook(configuration, fits_below, model, largest, refuse))
+            outlooks.append(_outlook(configuration, fits_below, model_of(configuration), largest, refuse))
         except (RunError, UsageError) as error:
             refuse(configuration.label, str(error))
     return outlooks, [f"{'; '.join(labels)}: {reason}" for reason, labels in refused.items()]
+
+
+def _is_doubtful(
+    configuration: Configuration, model_of: Callable[[Configuration], Model], largest: int
+) -> bool:
+    try:
+        return model_of(configuration).predict(largest).is_doubtful
+    except (RunError, UsageError):
+        return False
 
 
 def _outlook(

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 
 from shardbench import stats
+from shardbench.plans import BENCHMARK
 from shardbench.predict.alphabeta import LOCAL, Group, Kind, Sample
 from shardbench.read import Trace
-from shardbench.validate import BENCHMARK
 
 PROMPT = ("thread", "stream")
 """Ways of progress that see the end of a collective when it comes. The others see it when they look."""

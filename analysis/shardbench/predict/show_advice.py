@@ -70,7 +70,7 @@ def _row(advice: Advice, request: Request) -> tuple[str, ...]:
     return (
         str(advice.candidate),
         memory,
-        "yes?" if found.outside else "yes",
+        "yes?" if found.is_doubtful else "yes",
         number(found.step_s * MILLISECONDS),
         f"{number(found.low_s * MILLISECONDS)} – {number(found.high_s * MILLISECONDS)}",
         percent(found.exposed_share),

@@ -12,10 +12,12 @@ from typing import Any
 
 from shardbench.ends import EXPOSED_LIMIT
 from shardbench.errors import RunError, UsageError
+from shardbench.predict.alphabeta import FEWEST_GROUPS
 from shardbench.predict.directory import read_for_fits
 from shardbench.predict.model import Prediction, Skill
-from shardbench.predict.outlook import Outlook, outlooks_of
-from shardbench.predict.remedy import remedy
+from shardbench.predict.outlook import Outlook, Supplement, outlooks_of
+from shardbench.predict.remedy import collectives_command
+from shardbench.predict.supplement import supplement
 from shardbench.sweep.launchers import find_installation
 from shardbench.units import MILLISECONDS, bytes_text, listed, number, percent, text_table
 
@@ -45,7 +47,9 @@ def run(options: argparse.Namespace) -> int:
     for line in found.reasons():
         print(line, file=sys.stderr)
     binaries = find_installation(options.bin).binaries
-    outlooks, refusals = outlooks_of(found.files, options.to, binaries, options.ranks_per_node)
+    outlooks, refusals = outlooks_of(
+        found.files, options.to, binaries, options.ranks_per_node, _supplement(options)
+    )
     for refusal in refusals:
         print(refusal, file=sys.stderr)
     if not outlooks:
@@ -55,18 +59,30 @@ def run(options: argparse.Namespace) -> int:
     elif options.format == "csv":
         _write_csv(outlooks)
     else:
+        _print(outlooks, options.gpu_memory)
         below = options.directory if options.directory.is_dir() else options.directory.parent
-        _print(outlooks, options.gpu_memory, below, binaries)
+        for command in additions(outlooks, below, binaries):
+            print(f"\nTo add runs of the program collectives:\n{command}")
     return 0
 
 
-def _print(outlooks: Sequence[Outlook], memory: int | None, directory: Path, binaries: Path) -> None:
+def _supplement(options: argparse.Namespace) -> Supplement:
+    if options.files_only:
+        return lambda _: ()
+
+    def say(line: str) -> None:
+        print(f"shardbench predict: {line}", file=sys.stderr)
+
+    return lambda doubtful: supplement(doubtful, options.sim_bin, say)
+
+
+def _print(outlooks: Sequence[Outlook], memory: int | None) -> None:
     rows = [_row(outlook, p) for outlook in outlooks for p in outlook.predictions]
     print(text_table([HEADINGS, *rows], NUMERIC), end="\n\n")
     for outlook in outlooks:
         for sentence in sentences(outlook):
             print(f"{outlook.configuration.label}: {sentence}")
-    for sentence in doubts(outlooks, directory, binaries):
+    for sentence in doubts(outlooks):
         print(f"\n{sentence}")
     if memory is not None:
         print(f"\n{fastest_that_fits(outlooks, memory)}")
@@ -76,7 +92,7 @@ def _row(outlook: Outlook, prediction: Prediction) -> tuple[str, ...]:
     measured_s = outlook.measured_s(prediction.ranks)
     return (
         outlook.configuration.label,
-        f"{prediction.ranks}{'?' if prediction.outside else ''}",
+        f"{prediction.ranks}{'?' if prediction.is_doubtful else ''}",
         number(prediction.step_s * MILLISECONDS),
         f"{number(prediction.low_s * MILLISECONDS)} – {number(prediction.high_s * MILLISECONDS)}",
         percent(prediction.exposed_share),
@@ -93,28 +109,54 @@ def sentences(outlook: Outlook) -> Iterator[str]:
     if outlook.exposed_from is None:
         yield f"exposed communication stays below {percent(EXPOSED_LIMIT)} up to N = {last}."
     else:
-        doubt = "?" if any(p.outside and p.ranks <= outlook.exposed_from for p in outlook.predictions) else ""
+        doubt = (
+            "?" if any(p.is_doubtful and p.ranks <= outlook.exposed_from for p in outlook.predictions) else ""
+        )
         yield f"exposed communication is more than {percent(EXPOSED_LIMIT)} of the step from N = {outlook.exposed_from}{doubt} on."
     if outlook.skill:
         yield _skill_sentence(outlook.skill)
 
 
-def doubts(outlooks: Iterable[Outlook], directory: Path, binaries: Path) -> Iterator[str]:
-    """What the question marks mean, once for each remedy, which is a line of its own."""
-    kinds: dict[str, set[str]] = defaultdict(set)
+def doubts(outlooks: Iterable[Outlook]) -> Iterator[str]:
+    """What the question marks mean, once for each remedy."""
+    outside: dict[str, set[str]] = defaultdict(set)
+    undecided: dict[str, set[str]] = defaultdict(set)
     for outlook in outlooks:
-        if outside := {kind for prediction in outlook.predictions for kind in prediction.outside}:
-            kinds[remedy(outlook.configuration, directory, binaries)] |= outside
-    for what, outside in kinds.items():
-        yield (
-            f"marked ?: latency is a larger part of {listed(sorted(outside))} than in any file. The library may have a "
-            "faster way there; the step is then shorter, and the interval reaches down to no latency. To have it shown:\n"
-            f"{what}"
+        tensor = outlook.configuration.setup.tp > 1
+        runs = (
+            "small models, with the same tp"
+            if tensor
+            else "the program collectives from small sizes on (-b 256 -e 4G -f 4)"
         )
+        for prediction in outlook.predictions:
+            outside[runs].update(prediction.outside)
+            undecided[runs].update(prediction.undecided)
+    for runs in outside:
+        if kinds := sorted(outside[runs]):
+            yield (
+                f"marked ?: latency is a larger part of {listed(kinds)} than in any file. The library may have a "
+                f"faster way there; the step is then shorter, and the interval reaches down to no latency. Runs of {runs}, at "
+                "the same numbers of nodes, would show it."
+            )
+        if kinds := sorted(undecided[runs]):
+            yield (
+                f"marked ?: groups of fewer than {FEWEST_GROUPS} sizes do not tell whether the latency of {listed(kinds)} grows "
+                f"with N. It is taken to grow; the interval reaches down to that of the largest group. Runs of {runs}, on "
+                f"{FEWEST_GROUPS} numbers of nodes or more, would tell."
+            )
+
+
+def additions(outlooks: Iterable[Outlook], directory: Path, binaries: Path) -> list[str]:
+    """Commands that show what is outside of measured files, each once. What is undecided needs N that they do not have."""
+    outside = [o.configuration for o in outlooks if any(p.outside for p in o.predictions)]
+    commands = (collectives_command(configuration, directory, binaries) for configuration in outside)
+    return list(dict.fromkeys(filter(None, commands)))
 
 
 def _skill_sentence(found: Skill) -> str:
     how = "from smaller N alone" if found.held_out else "which the model has seen"
+    if found.value is None:
+        return f"communication is hidden at N = {found.ranks}, {how}, so that a prediction there has no skill to show."
     verdict = "" if found.value > 0 else ", no better than a model without communication: do not rely on it"
     return (
         f"skill {found.value:.2f} (1 is perfect) at N = {found.ranks}, {how}: the step time is off by {percent(found.error)}"
@@ -158,7 +200,8 @@ def _facts(outlook: Outlook, prediction: Prediction) -> dict[str, Any]:
 def _write_csv(outlooks: Iterable[Outlook]) -> None:
     rows = [{"configuration": o.configuration.label} | _facts(o, p) for o in outlooks for p in o.predictions]
     for row in rows:
-        row["outside"] = "; ".join(row["outside"])
+        for doubt in ("outside", "undecided"):
+            row[doubt] = "; ".join(row[doubt])
     writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

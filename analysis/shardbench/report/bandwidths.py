@@ -10,6 +10,7 @@ from shardbench.report.parts import Group, Table, figure
 from shardbench.units import number
 
 HEADINGS = ("collective", "size S", "time µs", "95 % interval", "busbw GB/s", "wrong", "file")
+BRIEF_HEADINGS = ("collective", "smallest S", "time µs", "largest S", "time µs", "busbw GB/s", "wrong")
 NOTE = (
     "Time: on the slowest rank, of one iteration; the median over windows, with an interval where there are six or more. "
     "busbw = S / time · 2(N−1)/N for an all-reduce, S / time · (N−1)/N for the other two: what a link must carry. "
@@ -22,10 +23,7 @@ def bandwidth_group(bandwidths: Sequence[BusBandwidth]) -> Group:
     group = Group("collectives", "Collectives alone")
     if not bandwidths:
         return group
-    ordered = sorted(
-        bandwidths,
-        key=lambda b: (b.collective, b.algorithm, b.dtype, b.reduction, b.size, b.size_bytes, b.file),
-    )
+    ordered = _ordered(bandwidths)
     files: dict[str, set[str]] = defaultdict(set)
     for one in ordered:
         files[one.label].add(one.file)
@@ -49,6 +47,40 @@ def bandwidth_group(bandwidths: Sequence[BusBandwidth]) -> Group:
     return group
 
 
+def brief_table(bandwidths: Sequence[BusBandwidth]) -> Table:
+    """A row for each collective and N of a file: latency is what its smallest size takes, bandwidth what its largest reaches."""
+    groups: dict[tuple[str, str], list[BusBandwidth]] = defaultdict(list)
+    for one in _ordered(bandwidths):
+        groups[one.label, one.file].append(one)
+    rows = [_brief_row(members) for members in groups.values()]
+    return Table("Collectives alone", BRIEF_HEADINGS, rows)
+
+
+def _ordered(bandwidths: Sequence[BusBandwidth]) -> list[BusBandwidth]:
+    return sorted(
+        bandwidths,
+        key=lambda b: (b.collective, b.algorithm, b.dtype, b.reduction, b.size, b.size_bytes, b.file),
+    )
+
+
+def _brief_row(members: Sequence[BusBandwidth]) -> tuple[str, ...]:
+    first, last = members[0], members[-1]
+    return (
+        first.label,
+        binary_size(first.size_bytes),
+        _us(first.iteration_s.median),
+        binary_size(last.size_bytes),
+        _us(last.iteration_s.median),
+        _gigabytes(last),
+        str(sum(one.wrong for one in members)),
+    )
+
+
+def _gigabytes(one: BusBandwidth) -> str:
+    """busbw, a second."""
+    return "0" if one.bytes_per_s is None else number(one.bytes_per_s / 1e9, 4)
+
+
 def _why_not(one: BusBandwidth) -> str:
     return (
         "a group of one rank has no bus bandwidth"
@@ -62,13 +94,12 @@ def _row(one: BusBandwidth) -> tuple[str, ...]:
     interval = (
         "-" if seconds.low is None or seconds.high is None else f"{_us(seconds.low)} – {_us(seconds.high)}"
     )
-    busbw = "0" if one.bytes_per_s is None else number(one.bytes_per_s / 1e9, 4)
     return (
         one.label,
         binary_size(one.size_bytes),
         _us(seconds.median),
         interval,
-        busbw,
+        _gigabytes(one),
         str(one.wrong),
         one.file,
     )

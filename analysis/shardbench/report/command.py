@@ -85,7 +85,7 @@ def _predicted(options: argparse.Namespace) -> "list[PredictedPoint]":
     from shardbench.sweep.launchers import find_installation
 
     binaries = find_installation(options.bin).binaries
-    points, refusals = predicted_points(options.directory, options.predict_to, binaries)
-    for refusal in refusals:
-        print(f"shardbench report: not predicted: {refusal}", file=sys.stderr)
+    points, notes = predicted_points(options.directory, options.predict_to, binaries)
+    for note in notes:
+        print(f"shardbench report: {note}", file=sys.stderr)
     return points

@@ -18,7 +18,7 @@ NUMERIC = {
     *("IMB overlap %", "OSU overlap %", "compute inflation", "compute alone ms", "communication alone ms"),
     *("elements", "bytes", "elements / Ψ", "× ddp elements", "× ddp bytes"),
     *("fastest ms", "slowest ms", "spread", "rank effect"),
-    *("size S", "time µs", "busbw GB/s", "wrong"),
+    *("size S", "smallest S", "largest S", "time µs", "busbw GB/s", "wrong"),
 }
 """The headings of right-aligned columns."""
 

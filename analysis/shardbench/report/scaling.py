@@ -135,9 +135,10 @@ def _figures(
         yield figure(
             f"{key}-exposed",
             "Exposed communication against N",
-            f"{kind}. The longest wait of any rank in each step, median over steps, over the median step. {DEFINITION}",
+            f"{kind}. The longest wait of any rank in each step, median over steps, over the median step. {DEFINITION}"
+            f"{guessed.replace(', pale bars its interval', '')}",
             study.title,
-            lambda: plot.exposed_share(run, ends),
+            lambda: plot.exposed_share(run, guesses, ends),
         )
 
 

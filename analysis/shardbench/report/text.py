@@ -1,6 +1,6 @@
 """The summary as text for a terminal."""
 
-from shardbench.report.bandwidths import bandwidth_group
+from shardbench.report.bandwidths import brief_table
 from shardbench.report.hiding import judged_overlap
 from shardbench.report.parts import NUMERIC, Table
 from shardbench.report.scaling import points_table
@@ -19,7 +19,8 @@ def text_report(found: Directory) -> str:
     for study in found.studies:
         if (waits := _waits(study)).rows:
             blocks.append(f"What ranks waited for ({study.title})\n{_text(waits)}")
-    blocks += [f"{table.title}\n{_text(table)}" for table in bandwidth_group(found.bandwidths).tables]
+    if (collectives := brief_table(found.bandwidths)).rows:
+        blocks.append(f"{collectives.title}\n{_text(collectives)}")
     if any(launch.attributes.oversubscribed for launch in found.launches):
         blocks.append("* oversubscribed: more threads than CPUs")
     if found.excluded:

@@ -6,11 +6,11 @@ from functools import cached_property
 from pathlib import Path
 
 from shardbench.busbw import BusBandwidth, bus_bandwidths
+from shardbench.plans import BENCHMARK
 from shardbench.summary.launch import Launch, reduce_trace
 from shardbench.summary.setups import origin
 from shardbench.summary.studies import Study, studies_of
 from shardbench.summary.usable import Excluded, usable_traces
-from shardbench.validate import BENCHMARK
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import numpy as np
 from shardbench import stats
 from shardbench.bar import bar
 from shardbench.errors import UsageError
+from shardbench.plans import BENCHMARK
 from shardbench.read import Trace, TraceError, read_trace
-from shardbench.validate import BENCHMARK
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,16 @@ from shardbench.sweep.point import Point, Value
 SIMULATED_DEFAULTS: Mapping[str, Value] = {"compute": "timed", "payload": "phantom", "flops": ANY_FLOPS}
 """What a simulation assumes. How fast compute is changes nothing in a plan, but has to be said."""
 
+SIMULATED_BENCHMARK_DEFAULTS: Mapping[str, Value] = {"algorithm": "nccl", "progress": "stream", "check": 0}
+"""The same of the program `collectives`."""
+
 ROW_BYTES = {
     **{"events": 136, "memory": 48, "steps": 120, "ledger": 88, "memory_peak": 32, "ranks": 476},
-    **{"clock": 32, "tensors": 64, "calibration": 48},
+    **{"clock": 32, "tensors": 64, "calibration": 48, "collectives": 120},
 }
 """Sizes of the tables' rows (src/trace/SCHEMA.md, with alignment)."""
+
+IN_EVERY_FILE = ROW_BYTES.keys() - {"collectives"}
 
 CHUNK_ROWS = 1024
 """Tables grow by so many rows (SCHEMA.md)."""
@@ -35,36 +40,24 @@ PEAK_CATEGORIES = 11
 
 @dataclass(frozen=True)
 class Plan:
-    """A point on paper. Events and ledger rows are rank 0's, of one step."""
+    """A point on paper.
+
+    `rows` are those of each table that grows, of one rank over the whole run. `operations` of one rank and the whole run,
+    and `work` of all ranks (a number without unit) say how long a simulation and real ranks take, compared with others.
+    """
 
     psi: int
     options: Mapping[str, Any]
     peak_bytes: int
-    events: int
-    ledger_rows: int
+    rows: Mapping[str, int]
+    operations: int
+    work: float
 
     def trace_bytes(self, ranks: int) -> int:
         """The size of the file, estimated: rows times their size, in whole chunks."""
-        trace, steps = self.options["trace"], ranks * self.steps
-        rows = dict.fromkeys(ROW_BYTES, 1)
-        rows |= {"steps": steps, "ranks": ranks}
-        if trace != "none":
-            rows |= {"ledger": ranks * self.ledger_rows, "memory_peak": ranks * PEAK_CATEGORIES}
-            rows |= {"clock": 2 * ranks}
-        if trace == "events":
-            rows |= {"events": steps * self.events, "memory": steps * self.events * MEMORY_ROWS_PER_EVENT}
+        rows = dict.fromkeys(IN_EVERY_FILE, 1) | {table: ranks * count for table, count in self.rows.items()}
         chunks = {table: -(-count // CHUNK_ROWS) for table, count in rows.items()}
         return RESERVE_BYTES + sum(CHUNK_ROWS * ROW_BYTES[table] * count for table, count in chunks.items())
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps, warm-up included."""
-        return int(self.options["steps"] + self.options["warmup"])
-
-    @property
-    def sequences(self) -> int:
-        """The global batch of a step."""
-        return int(self.options["micro-batch"] * self.options["grad-accum"] * self.options["dp"])
 
 
 def plan_all(points: Iterable[Point], binaries: Path) -> dict[str, Plan]:
@@ -87,13 +80,33 @@ def plan(point: Point, binaries: Path) -> Plan:
         answer = ask(point.scenario, arguments, binaries)
     except NoSchedule as refusal:
         raise UsageError(f"{point.name} is refused: {refusal.reason}") from refusal
-    return Plan(
-        psi=answer["psi"],
-        options=answer["options"],
-        peak_bytes=answer["memory"]["peak_bytes"]["total_tracked"],
-        events=len(answer["events"]),
-        ledger_rows=len(answer["ledger"]),
-    )
+    return of_benchmark(answer) if point.is_benchmark else of_step(answer)
+
+
+def of_step(answer: Mapping[str, Any]) -> Plan:
+    """A scenario's."""
+    options, events = answer["options"], len(answer["events"])
+    steps = int(options["steps"] + options["warmup"])
+    rows = {"steps": steps, "ranks": 1}
+    if options["trace"] != "none":
+        rows |= {"ledger": len(answer["ledger"]), "memory_peak": PEAK_CATEGORIES, "clock": 2}
+    if options["trace"] == "events":
+        rows |= {"events": steps * events, "memory": steps * events * MEMORY_ROWS_PER_EVENT}
+    sequences = int(options["micro-batch"] * options["grad-accum"] * options["dp"])
+    return _plan(answer, rows, operations=steps * events, work=float(steps * sequences * answer["psi"]))
+
+
+def of_benchmark(answer: Mapping[str, Any]) -> Plan:
+    """That of the program `collectives`."""
+    lines, repetitions = answer["lines"], int(answer["repetitions"])
+    operations = len(lines) * repetitions
+    moved = sum(line["size_bytes"] for line in lines) * repetitions
+    return _plan(answer, {"collectives": operations, "ranks": 1, "clock": 2}, operations, float(moved))
+
+
+def _plan(answer: Mapping[str, Any], rows: Mapping[str, int], operations: int, work: float) -> Plan:
+    peak = int(answer["memory"]["peak_bytes"]["total_tracked"])
+    return Plan(answer["psi"], answer["options"], peak, rows, operations, work)
 
 
 def _assumed(point: Point) -> list[str]:
@@ -101,4 +114,5 @@ def _assumed(point: Point) -> list[str]:
     if point.machine is None or point.options.get("compute") == "real":
         return []
     said = {*point.options, *(["flops"] if "calibration" in point.options else [])}
-    return [f"--{name}={value}" for name, value in SIMULATED_DEFAULTS.items() if name not in said]
+    assumed = SIMULATED_BENCHMARK_DEFAULTS if point.is_benchmark else SIMULATED_DEFAULTS
+    return [f"--{name}={value}" for name, value in assumed.items() if name not in said]

@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from shardbench.plans import BENCHMARK
+
 Value = bool | int | float | str
 
 MODEL_DIMENSIONS = ("layers", "hidden", "heads", "kv-heads", "ffn", "vocab", "seq")
@@ -19,6 +21,7 @@ NOT_IN_NAME = {
     *("tied", "untied"),
     # how long to measure and what to keep, not what a step does
     *("steps", "warmup", "window", "check", "trace", "stall-timeout", "threads"),
+    *("iters", "warmup_iters"),
 }
 """Options that only the hash in a file's name tells apart."""
 
@@ -38,13 +41,18 @@ class Machine:
 
 @dataclass(frozen=True)
 class Point:
-    """A configuration. `machine` is None where real ranks run it."""
+    """A configuration. `machine` is None where real ranks run it, `model` where nothing is trained."""
 
     scenario: str
     ranks: int
-    model: str
+    model: str | None
     options: Mapping[str, Value]
     machine: Machine | None
+
+    @property
+    def is_benchmark(self) -> bool:
+        """Whether it measures collectives alone, without a step."""
+        return self.scenario == BENCHMARK
 
     @cached_property
     def hash(self) -> str:
@@ -63,7 +71,7 @@ class Point:
     @cached_property
     def name(self) -> str:
         """Readable, and the same wherever the point stands in whichever study."""
-        words = [self.scenario, _plain(self.model), *_readable(self.options)]
+        words = [self.scenario, *([_plain(self.model)] if self.model else []), *_readable(self.options)]
         if self.machine:
             words += [_plain(Path(self.machine.platform).stem), *_readable(self.machine.overrides)]
         return "_".join([*words, f"n{self.ranks}", self.hash])
@@ -71,7 +79,7 @@ class Point:
     def arguments(self) -> list[str]:
         """The executable's, without world size and output. Always `--name=value`, so that no value is
         taken for an option."""
-        named: dict[str, Value] = {"model": self.model, **self.options}
+        named: dict[str, Value] = {**({"model": self.model} if self.model else {}), **self.options}
         return [
             f"--{name}" if value is True else f"--{name}={text_of(value)}" for name, value in named.items()
         ]

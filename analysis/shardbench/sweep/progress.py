@@ -70,14 +70,13 @@ def _class(point: Point) -> str:
     if point.machine is None:
         telling += ["calibration", "flops", *MODEL_DIMENSIONS]
     options = [f"{name}={point.options.get(name)}" for name in telling]
-    return " ".join(["simulated" if point.machine else point.model, *options])
+    subject = point.scenario if point.is_benchmark else "simulated" if point.machine else str(point.model)
+    return " ".join([subject, *options])
 
 
 def _work(point: Point, plan: Plan) -> float:
-    """In units of its class. Simulating costs host time by the operation; real ranks compute."""
-    if point.machine:
-        return float(plan.steps * plan.events * point.ranks)
-    return float(plan.steps * plan.sequences * plan.psi)
+    """In units of its class. Simulating costs host time by the operation; real ranks compute, or move bytes."""
+    return float(plan.operations * point.ranks) if point.machine else plan.work
 
 
 def duration(seconds: float) -> str:

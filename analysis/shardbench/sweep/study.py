@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardbench.errors import UsageError
+from shardbench.plans import BENCHMARK
 from shardbench.platforms import PlatformError, load_platform
 from shardbench.sweep.point import Machine, Point, Run, Value, points_of, text_of
 
@@ -79,6 +80,8 @@ def _all_runs(path: Path, content: Mapping[str, Any], launcher: str | None) -> I
     for number, table in enumerate(tables, start=1):
         where = f"{path}: [[study]] {number}" if "study" in content else str(path)
         _refuse_unknown(table, GRID_KEYS, where)
+        if "model" in table and table.get("scenario") == BENCHMARK:
+            raise UsageError(f"{where}: {BENCHMARK} trains no model; leave the key 'model' out")
         yield from _runs(_merged(shared, table, where), where, launcher)
 
 
@@ -132,7 +135,7 @@ def _runs(grid: Mapping[str, Any], where: str, override: str | None) -> Iterator
         machines,
     )
     for scenario, ranks, model, options, machine in itertools.product(*axes):
-        point = Point(scenario, ranks, model, options, machine)
+        point = Point(scenario, ranks, None if scenario == BENCHMARK else model, options, machine)
         for repetition in range(1, repetitions + 1):
             yield Run(point, repetition, launcher)
 
@@ -160,7 +163,7 @@ def _options(tables: Iterable[Mapping[str, Any]], where: str) -> Iterator[dict[s
         for name in table:
             if name in SET_BY_SWEEP:
                 raise UsageError(f"{where}: options.{name} is not the study's to say: {_instead_of(name)}")
-            if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+            if not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
                 raise UsageError(
                     f"{where}: options.{name} is no option; use long names without dashes, as in prefetch = 1"
                 )

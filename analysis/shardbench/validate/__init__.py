@@ -9,9 +9,9 @@ from pathlib import Path
 
 from shardbench.read import Trace, TraceError, read_trace
 from shardbench.validate import accounts, benchmark, run
-from shardbench.validate.run import BENCHMARK, ledger_mismatches
+from shardbench.validate.run import ledger_mismatches
 
-__all__ = ["BENCHMARK", "file_violations", "ledger_mismatches", "violations"]
+__all__ = ["file_violations", "ledger_mismatches", "violations"]
 
 
 def file_violations(path: Path) -> list[str]:

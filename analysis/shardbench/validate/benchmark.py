@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 
 from shardbench import stats
+from shardbench.plans import BENCHMARK
 from shardbench.read import Trace
-from shardbench.validate.run import BENCHMARK, CLOCK_RESOLUTION_S, COLLECTIVES
+from shardbench.validate.run import CLOCK_RESOLUTION_S, COLLECTIVES
 from shardbench.validate.sentences import each_once, first, unknown_words
 
 WIDTH_RELATIVE = 1e-9

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from shardbench import stats
+from shardbench.plans import BENCHMARK
 from shardbench.read import Trace
 from shardbench.stats import PARTS
 from shardbench.validate.sentences import each_once, first, more, records, unknown_words
@@ -25,8 +26,6 @@ VOCABULARY = {
     "stream": ("compute", "comm"),
 }
 AXES = ("world", "dp", "tp")
-BENCHMARK = "collectives"
-"""The program that trains nothing: its files have no steps, but a table of collectives."""
 
 
 def _status(trace: Trace) -> Iterator[str]:
