@@ -68,10 +68,9 @@ def measured(ranks: tuple[int, ...] = (2, 4, 8), tp: int = 1, backend: str = "mp
 
 
 def test_the_command_for_what_files_lack() -> None:
-    said = [
-        Outlook(measured(), predictions, None, None) for predictions in ((SURE,), (DOUBTFUL,), (DOUBTFUL,))
-    ]
-    assert additions(said[:1], HERE, BINARIES) == []
+    undecided = replace(DOUBTFUL, outside=(), undecided=DOUBTFUL.outside)
+    said = [Outlook(measured(), (guess,), None, None) for guess in (SURE, undecided, DOUBTFUL, DOUBTFUL)]
+    assert additions(said[:2], HERE, BINARIES) == []
     assert additions(said, HERE, BINARIES) == [
         "for n in 4 8; do mpiexec -n $n bin/collectives -b 256 -e 64M -f 4 -d all --algorithm native --ranks-per-node 2 "
         "--output 'two words'/collectives_n$n.h5 || break; done"
