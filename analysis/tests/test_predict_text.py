@@ -8,8 +8,7 @@ from typing import Any
 from shardbench.predict.directory import Found
 from shardbench.predict.model import Prediction, Skill
 from shardbench.predict.outlook import Outlook
-from shardbench.predict.remedy import remedy
-from shardbench.predict.show_predictions import doubts, sentences
+from shardbench.predict.show_predictions import additions, doubts, sentences
 from shardbench.summary.usable import Excluded
 
 HERE, BINARIES = Path("two words"), Path("bin")
@@ -29,22 +28,8 @@ DOUBTFUL = replace(SURE, ranks=64, outside=("all_gather nccl any, world, between
 
 
 def outlook(*predictions: Prediction, skill: Skill | None = None, exposed_from: int | None = None) -> Outlook:
-    return Outlook(configuration(), predictions, skill, exposed_from)
-
-
-def configuration(tp: int = 1, ranks: tuple[int, ...] = (8, 16), **facts: Any) -> Any:
-    """Of nodes of 8 ranks."""
-    simulation = {"platform": "flat", "changed": {"node.nic_bandwidth": 25e9}} | facts
-    file = SimpleNamespace(per_node=8, config=SimpleNamespace(options={}, simulation=simulation))
-    return SimpleNamespace(
-        label="zero3",
-        setup=SimpleNamespace(tp=tp),
-        place=SimpleNamespace(backend=facts.get("backend", "mpi")),
-        is_simulated=not facts.get("measured"),
-        algorithm="native" if facts.get("measured") else "nccl",
-        files=(file,),
-        measured={count: file for count in ranks},
-    )
+    configuration: Any = SimpleNamespace(label="zero3", setup=SimpleNamespace(tp=1))
+    return Outlook(configuration, predictions, skill, exposed_from)
 
 
 def test_what_rests_on_a_doubtful_prediction_is_marked() -> None:
@@ -55,40 +40,50 @@ def test_what_rests_on_a_doubtful_prediction_is_marked() -> None:
 
 
 def test_a_remedy_is_told_once() -> None:
-    assert list(doubts([outlook(SURE)], HERE, BINARIES)) == []
-    (told,) = doubts([outlook(SURE, DOUBTFUL), outlook(DOUBTFUL)], HERE, BINARIES)
+    assert list(doubts([outlook(SURE)])) == []
+    (told,) = doubts([outlook(SURE, DOUBTFUL), outlook(DOUBTFUL)])
     assert told.count("all_gather nccl any") == 1
-    assert told.splitlines()[-1] == remedy(configuration(), HERE, BINARIES)
-
-
-def test_a_simulated_machine_is_asked_on_three_numbers_of_nodes() -> None:
-    command = remedy(configuration(), HERE, BINARIES)
-    assert command.startswith(
-        "for n in 16 24 32; do shardbench simulate collectives --ranks $n "
-        "--platform flat --set node.nic_bandwidth=25000000000.0 -- -b 256 "
-    )
-    assert command.endswith(" --output 'two words'/collectives_n$n.h5 || break; done")
-    assert remedy(configuration(ranks=(8, 16, 64, 128)), HERE, BINARIES).startswith("for n in 16 64 128;")
-    assert "--platform mine.toml" in remedy(configuration(platform="mine"), HERE, BINARIES)
-
-
-def test_a_machine_is_asked_where_it_was_used() -> None:
-    command = remedy(configuration(measured=True), HERE, BINARIES)
-    assert command.startswith("mpiexec -n 16 bin/collectives -b 256 -e 64M ")
-    assert command.endswith(" --algorithm native --output 'two words'/collectives_n16.h5")
-
-
-def test_where_the_program_collectives_does_not_help() -> None:
-    assert remedy(configuration(tp=2), HERE, BINARIES).startswith("run small models with the same tp")
-    assert remedy(configuration(backend="nccl"), HERE, BINARIES).startswith("run small models")
+    assert "the program collectives" in told
 
 
 def test_each_doubt_has_its_sentence() -> None:
     kind = "all_gather nccl any, world, between nodes"
     few = replace(SURE, ranks=64, undecided=(kind,))
-    (told,) = doubts([outlook(few)], HERE, BINARIES)
+    (told,) = doubts([outlook(few)])
     assert f"do not tell whether the latency of {kind} grows with N" in told
-    assert len(list(doubts([outlook(few, DOUBTFUL)], HERE, BINARIES))) == 2
+    assert len(list(doubts([outlook(few, DOUBTFUL)]))) == 2
+
+
+def measured(ranks: tuple[int, ...] = (2, 4, 8), tp: int = 1, backend: str = "mpi") -> Any:
+    """On nodes of two ranks, with the MPI library's collectives."""
+    file = SimpleNamespace(per_node=2, config=SimpleNamespace(options={"ranks-per-node": 2}))
+    return SimpleNamespace(
+        setup=SimpleNamespace(tp=tp),
+        place=SimpleNamespace(backend=backend),
+        is_simulated=False,
+        algorithm="native",
+        files=(file,),
+        measured={count: file for count in ranks},
+    )
+
+
+def test_the_command_for_what_files_lack() -> None:
+    undecided = replace(DOUBTFUL, outside=(), undecided=DOUBTFUL.outside)
+    said = [Outlook(measured(), (guess,), None, None) for guess in (SURE, undecided, DOUBTFUL, DOUBTFUL)]
+    assert additions(said[:2], HERE, BINARIES) == []
+    assert additions(said, HERE, BINARIES) == [
+        "for n in 4 8; do mpiexec -n $n bin/collectives -b 256 -e 64M -f 4 -d all --algorithm native --ranks-per-node 2 "
+        "--output 'two words'/collectives_n$n.h5 || break; done"
+    ]
+    (command,) = additions([Outlook(measured((2, 4)), (DOUBTFUL,), None, None)], HERE, BINARIES)
+    assert command.startswith("mpiexec -n 4 bin/collectives ") and command.endswith("/collectives_n4.h5")
+
+
+def test_no_command_where_the_program_collectives_communicates_otherwise() -> None:
+    simulated = measured()
+    simulated.is_simulated = True
+    for configuration in (measured(tp=2), measured(backend="nccl"), simulated):
+        assert additions([Outlook(configuration, (DOUBTFUL,), None, None)], HERE, BINARIES) == []
 
 
 def test_a_model_without_skill_is_not_recommended() -> None:

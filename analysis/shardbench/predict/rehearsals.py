@@ -24,9 +24,6 @@ from shardbench.read import read_trace
 NODES = tuple(range(2, 2 + FEWEST_GROUPS))
 """On so many nodes: base, alpha and beta can be told apart."""
 
-SIMULATED_SIZES = ("-b", "256", "-e", "4G", "-f", "4", "-n", "1", "-w", "0", "-c", "0")
-"""Of collectives, from one latency to a large model's gradients. Nothing scatters, so that once is enough."""
-
 SHRUNK_HEADS = (2, 16)
 """Head sizes of small models whose tensor-parallel collectives are small."""
 
@@ -59,7 +56,8 @@ def small_collectives(tensor: Iterable[int], ranks: int, algorithm: str = "nccl"
     choice = f"--algorithm={algorithm}"
     for tp in sorted(set(tensor)):
         if tp == 1:
-            yield Rehearsal("collectives", ranks, (*SIMULATED_SIZES, "-d", "all", choice))
+            sizes = ("-b", "256", "-e", "4G", "-f", "4", "-d", "all", "-n", "1", "-w", "0", "-c", "0")
+            yield Rehearsal("collectives", ranks, (*sizes, choice))
             continue
         for size in SHRUNK_HEADS:
             hidden = 8 * tp * size

@@ -16,7 +16,7 @@ from shardbench.predict.alphabeta import FEWEST_GROUPS
 from shardbench.predict.directory import read_for_fits
 from shardbench.predict.model import Prediction, Skill
 from shardbench.predict.outlook import Outlook, Supplement, outlooks_of
-from shardbench.predict.remedy import remedy
+from shardbench.predict.remedy import collectives_command
 from shardbench.predict.supplement import supplement
 from shardbench.sweep.launchers import find_installation
 from shardbench.units import MILLISECONDS, bytes_text, listed, number, percent, text_table
@@ -59,8 +59,10 @@ def run(options: argparse.Namespace) -> int:
     elif options.format == "csv":
         _write_csv(outlooks)
     else:
+        _print(outlooks, options.gpu_memory)
         below = options.directory if options.directory.is_dir() else options.directory.parent
-        _print(outlooks, options.gpu_memory, below, binaries)
+        for command in additions(outlooks, below, binaries):
+            print(f"\nTo add runs of the program collectives:\n{command}")
     return 0
 
 
@@ -74,13 +76,13 @@ def _supplement(options: argparse.Namespace) -> Supplement:
     return lambda doubtful: supplement(doubtful, options.sim_bin, say)
 
 
-def _print(outlooks: Sequence[Outlook], memory: int | None, directory: Path, binaries: Path) -> None:
+def _print(outlooks: Sequence[Outlook], memory: int | None) -> None:
     rows = [_row(outlook, p) for outlook in outlooks for p in outlook.predictions]
     print(text_table([HEADINGS, *rows], NUMERIC), end="\n\n")
     for outlook in outlooks:
         for sentence in sentences(outlook):
             print(f"{outlook.configuration.label}: {sentence}")
-    for sentence in doubts(outlooks, directory, binaries):
+    for sentence in doubts(outlooks):
         print(f"\n{sentence}")
     if memory is not None:
         print(f"\n{fastest_that_fits(outlooks, memory)}")
@@ -115,30 +117,40 @@ def sentences(outlook: Outlook) -> Iterator[str]:
         yield _skill_sentence(outlook.skill)
 
 
-def doubts(outlooks: Iterable[Outlook], directory: Path, binaries: Path) -> Iterator[str]:
-    """What the question marks mean, once for each remedy, which is a line of its own."""
+def doubts(outlooks: Iterable[Outlook]) -> Iterator[str]:
+    """What the question marks mean, once for each remedy."""
     outside: dict[str, set[str]] = defaultdict(set)
     undecided: dict[str, set[str]] = defaultdict(set)
     for outlook in outlooks:
-        if any(prediction.is_doubtful for prediction in outlook.predictions):
-            what = remedy(outlook.configuration, directory, binaries)
-            outside[what].update(kind for prediction in outlook.predictions for kind in prediction.outside)
-            undecided[what].update(
-                kind for prediction in outlook.predictions for kind in prediction.undecided
-            )
-    for what in outside:
-        if kinds := sorted(outside[what]):
+        tensor = outlook.configuration.setup.tp > 1
+        runs = (
+            "small models, with the same tp"
+            if tensor
+            else "the program collectives from small sizes on (-b 256 -e 4G -f 4)"
+        )
+        for prediction in outlook.predictions:
+            outside[runs].update(prediction.outside)
+            undecided[runs].update(prediction.undecided)
+    for runs in outside:
+        if kinds := sorted(outside[runs]):
             yield (
                 f"marked ?: latency is a larger part of {listed(kinds)} than in any file. The library may have a "
-                "faster way there; the step is then shorter, and the interval reaches down to no latency. To have it shown:\n"
-                f"{what}"
+                f"faster way there; the step is then shorter, and the interval reaches down to no latency. Runs of {runs}, at "
+                "the same numbers of nodes, would show it."
             )
-        if kinds := sorted(undecided[what]):
+        if kinds := sorted(undecided[runs]):
             yield (
                 f"marked ?: groups of fewer than {FEWEST_GROUPS} sizes do not tell whether the latency of {listed(kinds)} grows "
-                "with N. It is taken to grow; the interval reaches down to that of the largest group. To have it told, on "
-                f"{FEWEST_GROUPS} numbers of nodes or more:\n{what}"
+                f"with N. It is taken to grow; the interval reaches down to that of the largest group. Runs of {runs}, on "
+                f"{FEWEST_GROUPS} numbers of nodes or more, would tell."
             )
+
+
+def additions(outlooks: Iterable[Outlook], directory: Path, binaries: Path) -> list[str]:
+    """Commands that show what is outside of measured files, each once. What is undecided needs N that they do not have."""
+    outside = [o.configuration for o in outlooks if any(p.outside for p in o.predictions)]
+    commands = (collectives_command(configuration, directory, binaries) for configuration in outside)
+    return list(dict.fromkeys(filter(None, commands)))
 
 
 def _skill_sentence(found: Skill) -> str:
