@@ -120,9 +120,7 @@ class Simulator:
             done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL,
                                   capture_output=True, text=True, timeout=RUN_LIMIT_S)  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise Failure(
-                f"{' '.join(command)} was not done within {RUN_LIMIT_S:g} s; is the machine busy?"
-            ) from None
+            raise Failure(f"{' '.join(command)} was not done within {RUN_LIMIT_S:g} s; is the machine busy?") from None
         if done.returncode != 0:
             raise Failure(f"{' '.join(command)} ended with exit code {done.returncode}:\n{done.stdout}{done.stderr}")
         return done.stdout
@@ -385,9 +383,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if options.seeds < 2:
         parser.error(f"--seeds {options.seeds} tells no standard error; choose 2 or more")
     if not (options.sim_bin / "zero3").is_file():
-        parser.error(
-            f"no zero3 in {options.sim_bin}; build preset sim (make build), or say where it is with --sim-bin"
-        )
+        parser.error(f"no zero3 in {options.sim_bin}; build preset sim (make build), or say where it is with --sim-bin")
     return options
 
 
