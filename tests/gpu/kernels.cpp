@@ -290,7 +290,7 @@ TEST(GpuProducts, Linear) {
   struct Shape {
     std::int64_t tokens, in, out;
   };
-  for (const auto& [tokens, in, out] : {Shape{64, 128, 256}, {3, 5, 7}, {33, 64, 100}})
+  for (const auto& [tokens, in, out] : {Shape{64, 128, 256}, {3, 5, 7}, {33, 64, 100}, {5, 0, 7}, {5, 7, 0}})
     for (const DType dtype : {DType::bf16, DType::fp32})
       for (const Output output : {Output::overwrite, Output::accumulate})
         expect_twins(
@@ -301,9 +301,10 @@ TEST(GpuProducts, Linear) {
               const Matrix y = side.matrix(tokens, out, 4);
               const Matrix dx = side.matrix(tokens, in, 5);
               const Matrix d_weight = side.matrix(out, in, 6);
+              const auto prepared = side.kernels().prepare(dy);
               side.kernels().linear_forward(y, x, weight, output);
-              side.kernels().linear_backward_input(dx, dy, weight, output);
-              side.kernels().linear_backward_weight(d_weight, dy, x);
+              side.kernels().linear_backward_input(dx, prepared, weight, output);
+              side.kernels().linear_backward_weight(d_weight, prepared, x);
               side.keep("y", y);
               side.keep("dx", dx);
               side.keep("d_weight", d_weight);

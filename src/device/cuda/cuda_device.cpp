@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "src/errors.hpp"
+
 namespace shardbench::cuda {
 namespace {
 
@@ -33,11 +35,25 @@ cudaMemPool_t pool_of(int ordinal) {
   return pool;
 }
 
+/// A driver too old and no driver at all are one error; what there is not has version 0.
+void refuse_old_driver() {
+  int driver = 0;
+  int runtime = 0;
+  SHARDBENCH_CUDA(cudaDriverGetVersion(&driver));
+  SHARDBENCH_CUDA(cudaRuntimeGetVersion(&runtime));
+  if (driver == 0) return;
+  throw RunError(fmt::format(
+      "the NVIDIA driver supports CUDA {}.{}, but this program was built with CUDA {}.{}; install "
+      "a newer driver or NVIDIA's cuda-compat, or use --backend mpi",
+      driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10));
+}
+
 }  // namespace
 
 int visible_devices() {
   int devices = 0;
   const cudaError_t code = cudaGetDeviceCount(&devices);
+  if (code == cudaErrorInsufficientDriver) refuse_old_driver();
   if (code == cudaErrorNoDevice || code == cudaErrorInsufficientDriver || code == cudaErrorStubLibrary) {
     cudaGetLastError();
     return 0;
