@@ -118,8 +118,13 @@ class Kernels {
                                   ConstMatrix v, const AttentionShape& shape) = 0;
 
   virtual void swiglu_forward(Matrix gated, ConstMatrix gate, ConstMatrix up) = 0;
-  virtual void swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate,
-                               ConstMatrix up) = 0;
+  struct GatedGradients {
+    ProductInput gate;
+    ProductInput up;
+  };
+  /// Returns what products read of both gradients. Where that is rounded, d_gate and d_up stay undefined.
+  virtual GatedGradients swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate,
+                                         ConstMatrix up) = 0;
 
   /// Losses per row; logits[T, V] become their gradient times `scale`.
   virtual void cross_entropy(DeviceSpan<float> losses, Matrix logits, DeviceSpan<const std::int32_t> targets,

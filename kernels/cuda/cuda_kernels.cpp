@@ -150,9 +150,11 @@ class CudaKernels final : public Kernels {
   void swiglu_forward(Matrix gated, ConstMatrix gate, ConstMatrix up) override {
     cuda::swiglu_forward(gated, gate, up, stream());
   }
-  void swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate,
-                       ConstMatrix up) override {
-    cuda::swiglu_backward(d_gate, d_up, d_gated, gate, up, stream());
+  GatedGradients swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate,
+                                 ConstMatrix up) override {
+    const GatedGradients gradients{{d_gate, allocate_rounded(d_gate)}, {d_up, allocate_rounded(d_up)}};
+    cuda::swiglu_backward(as_read(gradients.gate), as_read(gradients.up), d_gated, gate, up, stream());
+    return gradients;
   }
   void cross_entropy(DeviceSpan<float> losses, Matrix logits, DeviceSpan<const std::int32_t> targets,
                      float scale) override {
@@ -260,10 +262,22 @@ class CudaKernels final : public Kernels {
 
   /// The matrix in the type that products read; null where that is its own.
   BufferRef rounded(ConstMatrix matrix) {
-    if (dtype_ == DType::fp32) return nullptr;
-    BufferRef copy = memory_.allocate(Category::workspace, dtype_, Elements(matrix.rows * matrix.columns));
-    scaled_copy({copy->data(), dtype_, matrix.rows, matrix.columns}, view_of(matrix), 1.0F);
+    BufferRef copy = allocate_rounded(matrix);
+    if (copy != nullptr)
+      scaled_copy({copy->data(), dtype_, matrix.rows, matrix.columns}, view_of(matrix), 1.0F);
     return copy;
+  }
+  /// Memory for it.
+  BufferRef allocate_rounded(const ConstMatrix& matrix) {
+    if (dtype_ == DType::fp32) return nullptr;
+    return memory_.allocate(Category::workspace, dtype_, Elements(matrix.rows * matrix.columns));
+  }
+
+  /// What products read of it.
+  static TypedView as_read(const ProductInput& input) {
+    const ConstMatrix& values = input.values;
+    if (input.rounded == nullptr) return view_of(values);
+    return {input.rounded->data(), input.rounded->dtype(), values.rows, values.columns};
   }
 
   /// Whether a product has no terms: of a small weight, a tensor-parallel rank may hold no rows or columns.

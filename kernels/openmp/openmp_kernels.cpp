@@ -211,13 +211,14 @@ class OpenMpKernels final : public Kernels {
     between_tiles_();
   }
 
-  void swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate,
-                       ConstMatrix up) override {
+  GatedGradients swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate,
+                                 ConstMatrix up) override {
     const std::int64_t n = d_gated.rows * d_gated.columns;
 #pragma omp parallel for schedule(static) if (n >= parallel_elements)
     for (std::int64_t i = 0; i < n; ++i)
       bodies::swiglu_backward(i, d_gate.data, d_up.data, d_gated.data, gate.data, up.data);
     between_tiles_();
+    return {d_gate, d_up};
   }
 
   void cross_entropy(DeviceSpan<float> losses, Matrix logits, DeviceSpan<const std::int32_t> targets,

@@ -124,9 +124,8 @@ class RealMath final : public LayerMath {
       k.linear_backward_weight(dw(TensorRole::w2), d_out, inner(a.gated));
       k.linear_backward_input(inner(work.d_gated), d_out, w(TensorRole::w2), Output::overwrite);
     }
-    k.swiglu_backward(inner(work.d_gate), inner(work.d_up), inner(work.d_gated), inner(a.gate), inner(a.up));
-    const auto d_up = k.prepare(inner(work.d_up));
-    const auto d_gate = k.prepare(inner(work.d_gate));
+    const auto [d_gate, d_up] = k.swiglu_backward(inner(work.d_gate), inner(work.d_up), inner(work.d_gated),
+                                                  inner(a.gate), inner(a.up));
     const auto normed = k.prepare(stream(*a.normed2));
     k.linear_backward_weight(dw(TensorRole::w3), d_up, normed);
     k.linear_backward_weight(dw(TensorRole::w1), d_gate, normed);
