@@ -94,6 +94,7 @@ def environment_of_programs(library_path: str) -> dict[str, str]:
     # A process that a launcher started would take itself for one of several ranks.
     launcher = ("PMI", "SLURM_", "MPI_LOCAL", "HYDI_", "HYDRA_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(launcher)}
+    kept.setdefault("NCCL_DEBUG", "WARN")  # what goes wrong, for the output of a run that fails
     if library_path:
         kept["LD_LIBRARY_PATH"] = ":".join([library_path, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
     return kept
@@ -158,7 +159,7 @@ def step_of_1b(runner: Runner) -> str:
 
 
 def timings(runner: Runner) -> str:
-    found = json.loads(runner.run("gpu_timings"))
+    found = json.loads(runner.run("gpu_timings").splitlines()[-1])  # NCCL may have said something before
     return (f"mark {1e6 * found['mark_host_s']:.2f} us on the host, {1e6 * found['mark_stream_s']:.2f} us on the stream; copied by "
             f"all_gather {found['all_gather_bytes_per_s'] / 1e9:.0f} GB/s, "
             f"reduce_scatter {found['reduce_scatter_bytes_per_s'] / 1e9:.0f} GB/s ({found['device']})")

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <new>
+#include <stdexcept>
 
 #include "src/errors.hpp"
 
@@ -34,6 +36,19 @@ cudaMemPool_t pool_of(int ordinal) {
   SHARDBENCH_CUDA(cudaDeviceGetDefaultMemPool(&pool, ordinal));
   return pool;
 }
+
+/// std::bad_alloc that says more than its name, for allocations whose purpose nobody adds.
+class OutOfDeviceMemory final : public std::bad_alloc {
+ public:
+  OutOfDeviceMemory(std::size_t bytes, const std::string& device)
+      : text_(fmt::format("no {} bytes are left on {}; see nvidia-smi for who else uses it, or use a smaller "
+                          "model or micro-batch",
+                          bytes, device)) {}
+  [[nodiscard]] const char* what() const noexcept override { return text_.what(); }
+
+ private:
+  std::runtime_error text_;  // which copies without throwing
+};
 
 /// A driver too old and no driver at all are one error; what there is not has version 0.
 void refuse_old_driver() {
@@ -105,7 +120,12 @@ std::optional<DeviceMemory> CudaDevice::usage() const {
 std::shared_ptr<std::byte> CudaDevice::allocate(Bytes size) {
   void* data = nullptr;
   const auto bytes = static_cast<std::size_t>(std::max<std::int64_t>(size.count(), 1));
-  SHARDBENCH_CUDA(cudaMallocAsync(&data, bytes, compute()));
+  const cudaError_t code = cudaMallocAsync(&data, bytes, compute());
+  if (code == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // or the next check would find it again
+    throw OutOfDeviceMemory(bytes, name());
+  }
+  SHARDBENCH_CUDA(code);
   return {static_cast<std::byte*>(data),
           [stream = compute_](std::byte* p) { static_cast<void>(cudaFreeAsync(p, stream.get())); }};
 }
