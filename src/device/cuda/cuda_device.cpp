@@ -68,9 +68,9 @@ void refuse_old_driver() {
 int visible_devices() {
   int devices = 0;
   const cudaError_t code = cudaGetDeviceCount(&devices);
-  if (code == cudaErrorInsufficientDriver) refuse_old_driver();
   if (code == cudaErrorNoDevice || code == cudaErrorInsufficientDriver || code == cudaErrorStubLibrary) {
-    cudaGetLastError();
+    cudaGetLastError();  // or the next check would find it again
+    if (code == cudaErrorInsufficientDriver) refuse_old_driver();
     return 0;
   }
   SHARDBENCH_CUDA(code);
