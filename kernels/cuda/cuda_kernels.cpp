@@ -152,7 +152,7 @@ class CudaKernels final : public Kernels {
   }
   GatedGradients swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate,
                                  ConstMatrix up) override {
-    const GatedGradients gradients{{d_gate, allocate_rounded(d_gate)}, {d_up, allocate_rounded(d_up)}};
+    GatedGradients gradients{{d_gate, allocate_rounded(d_gate)}, {d_up, allocate_rounded(d_up)}};
     cuda::swiglu_backward(as_read(gradients.gate), as_read(gradients.up), d_gated, gate, up, stream());
     return gradients;
   }

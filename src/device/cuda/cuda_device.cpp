@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <new>
-#include <stdexcept>
 
 #include "src/errors.hpp"
 
@@ -41,13 +41,14 @@ cudaMemPool_t pool_of(int ordinal) {
 class OutOfDeviceMemory final : public std::bad_alloc {
  public:
   OutOfDeviceMemory(std::size_t bytes, const std::string& device)
-      : text_(fmt::format("no {} bytes are left on {}; see nvidia-smi for who else uses it, or use a smaller "
-                          "model or micro-batch",
-                          bytes, device)) {}
-  [[nodiscard]] const char* what() const noexcept override { return text_.what(); }
+      : text_(std::make_shared<const std::string>(
+            fmt::format("no {} bytes are left on {}; see nvidia-smi for who else uses it, or use a smaller "
+                        "model or micro-batch",
+                        bytes, device))) {}
+  [[nodiscard]] const char* what() const noexcept override { return text_->c_str(); }
 
  private:
-  std::runtime_error text_;  // which copies without throwing
+  std::shared_ptr<const std::string> text_;  // a copy of an exception must not throw
 };
 
 /// A driver too old and no driver at all are one error; what there is not has version 0.
