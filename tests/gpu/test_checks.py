@@ -1,6 +1,7 @@
 """The script for machines with a GPU, as far as it can be tested without one: its runs on the CPU, and its verdicts."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,3 +74,11 @@ def test_without_a_gpu_one_line_and_exit_1() -> None:
 def test_wrong_usage(arguments: list[str]) -> None:
     done = subprocess.run([ROOT / "tests/gpu/check.sh", *arguments], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stderr.startswith("check: ")
+
+
+def test_a_step_is_told_with_its_parts(tmp_path: Path) -> None:
+    file = tmp_path / "x.h5"
+    subprocess.run([BIN / "ddp", "-n", "2", "--trace", "steps", "-o", file], check=True, capture_output=True, timeout=60)
+    told, mfu = checks.utilisation(file)
+    assert re.fullmatch(r"step [\d.]+ ms \(compute [\d.]+, exposed [\d.]+, optimizer [\d.]+, other -?[\d.]+\)", told)
+    assert 0 < mfu < 1
