@@ -8,11 +8,16 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "kernels/bodies/elementwise.hpp"
 #include "kernels/bodies/rows.hpp"
 #include "src/device/device_span.hpp"
 #include "src/units.hpp"
+
+namespace shardbench {
+class Buffer;
+}
 
 namespace shardbench::kernels {
 
@@ -30,6 +35,15 @@ struct ConstMatrix {
   ConstMatrix(const float* d, std::int64_t r, std::int64_t c) : data(d), rows(r), columns(c) {}
   ConstMatrix(const Matrix& m)
       : data(m.data), rows(m.rows), columns(m.columns) {}  // NOLINT: meant to convert
+};
+
+/// What a product reads: a matrix, and its copy in the products' type where somebody has made it already.
+struct ProductInput {
+  ConstMatrix values;
+  std::shared_ptr<Buffer> rounded;
+  ProductInput(const ConstMatrix& m, std::shared_ptr<Buffer> copy = nullptr)  // NOLINT: meant to convert
+      : values(m), rounded(std::move(copy)) {}
+  ProductInput(const Matrix& m) : values(m) {}  // NOLINT: meant to convert
 };
 
 /// Elements in their storage type: a weight [rows, columns], or a flat range with columns = 1.
@@ -67,12 +81,14 @@ class Kernels {
   Kernels& operator=(const Kernels&) = delete;
   virtual ~Kernels() = default;
 
+  /// For several products that read the same values: what has to be rounded for them is rounded once.
+  virtual ProductInput prepare(ConstMatrix values) { return values; }
   /// y[T, out] = x[T, in] W^T
-  virtual void linear_forward(Matrix y, ConstMatrix x, TypedView weight, Output output) = 0;
+  virtual void linear_forward(Matrix y, const ProductInput& x, TypedView weight, Output output) = 0;
   /// dx[T, in] (+)= dy[T, out] W
-  virtual void linear_backward_input(Matrix dx, ConstMatrix dy, TypedView weight, Output output) = 0;
+  virtual void linear_backward_input(Matrix dx, const ProductInput& dy, TypedView weight, Output output) = 0;
   /// dW[out, in] += dy^T x
-  virtual void linear_backward_weight(Matrix d_weight, ConstMatrix dy, ConstMatrix x) = 0;
+  virtual void linear_backward_weight(Matrix d_weight, const ProductInput& dy, const ProductInput& x) = 0;
 
   /// y[T, h] = rows `tokens[T]` of table[V, h]; negative tokens, which other tensor-parallel ranks hold, give
   /// zeros.
@@ -102,8 +118,13 @@ class Kernels {
                                   ConstMatrix v, const AttentionShape& shape) = 0;
 
   virtual void swiglu_forward(Matrix gated, ConstMatrix gate, ConstMatrix up) = 0;
-  virtual void swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate,
-                               ConstMatrix up) = 0;
+  struct GatedGradients {
+    ProductInput gate;
+    ProductInput up;
+  };
+  /// Returns what products read of both gradients. Where that is rounded, d_gate and d_up stay undefined.
+  virtual GatedGradients swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate,
+                                         ConstMatrix up) = 0;
 
   /// Losses per row; logits[T, V] become their gradient times `scale`.
   virtual void cross_entropy(DeviceSpan<float> losses, Matrix logits, DeviceSpan<const std::int32_t> targets,

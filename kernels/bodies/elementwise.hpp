@@ -53,12 +53,13 @@ SHARDBENCH_BODY void swiglu_forward(std::int64_t i, float* gated, const float* g
 }
 
 /// From the gradient of silu(gate) * up: those of gate and up. silu'(x) = s(x) * (1 + x * (1 - s(x))).
-SHARDBENCH_BODY void swiglu_backward(std::int64_t i, float* d_gate, float* d_up, const float* d_gated,
+template <class To>
+SHARDBENCH_BODY void swiglu_backward(std::int64_t i, To* d_gate, To* d_up, const float* d_gated,
                                      const float* gate, const float* up) {
   const float sigmoid = 1.0F / (1.0F + std::exp(-gate[i]));
   const float upstream = d_gated[i];
-  d_gate[i] = upstream * up[i] * sigmoid * (1.0F + gate[i] * (1.0F - sigmoid));
-  d_up[i] = upstream * gate[i] * sigmoid;
+  d_gate[i] = narrow<To>(upstream * up[i] * sigmoid * (1.0F + gate[i] * (1.0F - sigmoid)));
+  d_up[i] = narrow<To>(upstream * gate[i] * sigmoid);
 }
 
 /// The optimizer's constants for one step; the bias corrections 1/(1 - beta^t) come ready-made.

@@ -66,9 +66,13 @@ SHARDBENCH_BODY void embedding_backward(const Lanes& lanes, std::int64_t row, fl
   for (std::int64_t r = lanes.index; r < row; r += lanes.count) is_repeated |= tokens[r] == token;
   if (lanes.any(is_repeated)) return;
   float* const of_token = d_table + token * width;
-  for (std::int64_t r = row; r < rows; ++r)
-    if (tokens[r] == token)
-      lanes.fill(of_token, width, [&](std::int64_t c) { return of_token[c] + dy[r * width + c]; });
+  for (std::int64_t first = row; first < rows; first += lanes.count) {  // each lane looks at one
+    const std::int64_t own = first + lanes.index;
+    if (!lanes.any(own < rows && tokens[own] == token)) continue;
+    for (std::int64_t r = first; r < rows && r < first + lanes.count; ++r)
+      if (tokens[r] == token)
+        lanes.fill(of_token, width, [&](std::int64_t c) { return of_token[c] + dy[r * width + c]; });
+  }
 }
 
 /// Cross-entropy of one row in three parts, between which tensor-parallel ranks that hold other columns

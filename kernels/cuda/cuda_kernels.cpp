@@ -30,26 +30,26 @@ class CudaKernels final : public Kernels {
         partial_sums_(
             device_->allocate(Bytes(cuda::most_partial_sums * static_cast<std::int64_t>(sizeof(double))))) {}
 
-  void linear_forward(Matrix y, ConstMatrix x, TypedView weight, Output output) override {
+  ProductInput prepare(ConstMatrix values) override { return {values, rounded(values)}; }
+
+  void linear_forward(Matrix y, const ProductInput& x, TypedView weight, Output output) override {
+    if (sums_nothing(weight.columns, y, output)) return;
     const Stored left(*this, x);
-    gemm_.run({.m = x.rows, .n = weight.rows, .k = x.columns, .dtype = dtype_, .beta = beta(output)},
+    gemm_.run({.m = y.rows, .n = weight.rows, .k = weight.columns, .dtype = dtype_, .beta = beta(output)},
               left.operand(), {weight.data, weight.columns, Transpose::yes}, y.data, y.columns, stream());
   }
 
-  void linear_backward_input(Matrix dx, ConstMatrix dy, TypedView weight, Output output) override {
-    if (weight.rows == 0) {  // of a small weight, a tensor-parallel rank may hold no rows
-      if (output == Output::overwrite) fill_zero(view_of(dx));
-      return;
-    }
+  void linear_backward_input(Matrix dx, const ProductInput& dy, TypedView weight, Output output) override {
+    if (sums_nothing(weight.rows, dx, output)) return;
     const Stored left(*this, dy);
-    gemm_.run({.m = dy.rows, .n = weight.columns, .k = weight.rows, .dtype = dtype_, .beta = beta(output)},
+    gemm_.run({.m = dx.rows, .n = weight.columns, .k = weight.rows, .dtype = dtype_, .beta = beta(output)},
               left.operand(), {weight.data, weight.columns}, dx.data, dx.columns, stream());
   }
 
-  void linear_backward_weight(Matrix d_weight, ConstMatrix dy, ConstMatrix x) override {
+  void linear_backward_weight(Matrix d_weight, const ProductInput& dy, const ProductInput& x) override {
     const Stored left(*this, dy);
     const Stored right(*this, x);
-    gemm_.run({.m = dy.columns, .n = x.columns, .k = dy.rows, .dtype = dtype_, .beta = 1.0F},
+    gemm_.run({.m = d_weight.rows, .n = d_weight.columns, .k = dy.values.rows, .dtype = dtype_, .beta = 1.0F},
               transposed(left.operand()), right.operand(), d_weight.data, d_weight.columns, stream());
   }
 
@@ -150,9 +150,11 @@ class CudaKernels final : public Kernels {
   void swiglu_forward(Matrix gated, ConstMatrix gate, ConstMatrix up) override {
     cuda::swiglu_forward(gated, gate, up, stream());
   }
-  void swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate,
-                       ConstMatrix up) override {
-    cuda::swiglu_backward(d_gate, d_up, d_gated, gate, up, stream());
+  GatedGradients swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate,
+                                 ConstMatrix up) override {
+    GatedGradients gradients{{d_gate, allocate_rounded(d_gate)}, {d_up, allocate_rounded(d_up)}};
+    cuda::swiglu_backward(as_read(gradients.gate), as_read(gradients.up), d_gated, gate, up, stream());
+    return gradients;
   }
   void cross_entropy(DeviceSpan<float> losses, Matrix logits, DeviceSpan<const std::int32_t> targets,
                      float scale) override {
@@ -237,15 +239,11 @@ class CudaKernels final : public Kernels {
   /// A matrix in the type that products read: cast where it is not in it already.
   class Stored {
    public:
-    Stored(CudaKernels& kernels, ConstMatrix matrix)
-        : data_(reinterpret_cast<const std::byte*>(matrix.data)),
-          dtype_(kernels.dtype_),
-          columns_(matrix.columns) {
-      if (dtype_ == DType::fp32) return;
-      copy_ = kernels.memory_.allocate(Category::workspace, dtype_, Elements(matrix.rows * matrix.columns));
-      kernels.scaled_copy({copy_->data(), dtype_, matrix.rows, matrix.columns}, view_of(matrix), 1.0F);
-      data_ = copy_->data();
-    }
+    Stored(CudaKernels& kernels, const ProductInput& input)
+        : dtype_(kernels.dtype_),
+          columns_(input.values.columns),
+          copy_(input.rounded != nullptr ? input.rounded : kernels.rounded(input.values)),
+          data_(copy_ != nullptr ? copy_->data() : reinterpret_cast<const std::byte*>(input.values.data)) {}
     [[nodiscard]] Operand operand() const { return {data_, columns_}; }
     /// Where products read bf16.
     [[nodiscard]] const bodies::BFloat16* rounded() const {
@@ -256,11 +254,38 @@ class CudaKernels final : public Kernels {
     }
 
    private:
-    const std::byte* data_;
     DType dtype_;
     std::int64_t columns_;
     BufferRef copy_;
+    const std::byte* data_;
   };
+
+  /// The matrix in the type that products read; null where that is its own.
+  BufferRef rounded(ConstMatrix matrix) {
+    BufferRef copy = allocate_rounded(matrix);
+    if (copy != nullptr)
+      scaled_copy({copy->data(), dtype_, matrix.rows, matrix.columns}, view_of(matrix), 1.0F);
+    return copy;
+  }
+  /// Memory for it.
+  BufferRef allocate_rounded(const ConstMatrix& matrix) {
+    if (dtype_ == DType::fp32) return nullptr;
+    return memory_.allocate(Category::workspace, dtype_, Elements(matrix.rows * matrix.columns));
+  }
+
+  /// What products read of it.
+  static TypedView as_read(const ProductInput& input) {
+    const ConstMatrix& values = input.values;
+    if (input.rounded == nullptr) return view_of(values);
+    return {input.rounded->data(), input.rounded->dtype(), values.rows, values.columns};
+  }
+
+  /// Whether a product has no terms: of a small weight, a tensor-parallel rank may hold no rows or columns.
+  /// Then it is zeros, which cuBLASLt does not make.
+  bool sums_nothing(std::int64_t terms, const Matrix& result, Output output) {
+    if (terms == 0 && output == Output::overwrite) fill_zero(view_of(result));
+    return terms == 0;
+  }
 
   static Operand transposed(Operand operand) {
     operand.transpose = Transpose::yes;

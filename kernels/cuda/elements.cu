@@ -106,8 +106,9 @@ struct SwigluForwardBody {
 };
 
 struct SwigluBackwardBody {
-  __device__ void operator()(std::int64_t i, float* d_gate, float* d_up, const float* d_gated,
-                             const float* gate, const float* up) const {
+  template <class To>
+  __device__ void operator()(std::int64_t i, To* d_gate, To* d_up, const float* d_gated, const float* gate,
+                             const float* up) const {
     bodies::swiglu_backward(i, d_gate, d_up, d_gated, gate, up);
   }
 };
@@ -148,11 +149,13 @@ void swiglu_forward(Matrix gated, ConstMatrix gate, ConstMatrix up, cudaStream_t
          Reads<float>{gate.data}, Reads<float>{up.data});
 }
 
-void swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate, ConstMatrix up,
+void swiglu_backward(TypedView d_gate, TypedView d_up, ConstMatrix d_gated, ConstMatrix gate, ConstMatrix up,
                      cudaStream_t stream) {
-  launch(d_gated.rows * d_gated.columns, stream, SwigluBackwardBody{}, Writes<float>{d_gate.data},
-         Writes<float>{d_up.data}, Reads<float>{d_gated.data}, Reads<float>{gate.data},
-         Reads<float>{up.data});
+  for_storage(d_gate, [&]<class To>(To* to_gate) {
+    launch(d_gated.rows * d_gated.columns, stream, SwigluBackwardBody{}, Writes<To>{to_gate},
+           Writes<To>{reinterpret_cast<To*>(d_up.data)}, Reads<float>{d_gated.data}, Reads<float>{gate.data},
+           Reads<float>{up.data});
+  });
 }
 
 void adamw(DeviceSpan<float> master, DeviceSpan<float> moment1, DeviceSpan<float> moment2,

@@ -14,7 +14,8 @@ void add(Matrix y, ConstMatrix x, cudaStream_t stream);
 void scaled_copy(TypedView destination, TypedView source, float scale, cudaStream_t stream);
 void accumulate(TypedView destination, TypedView source, cudaStream_t stream);
 void swiglu_forward(Matrix gated, ConstMatrix gate, ConstMatrix up, cudaStream_t stream);
-void swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate, ConstMatrix up,
+/// d_gate and d_up have one storage type.
+void swiglu_backward(TypedView d_gate, TypedView d_up, ConstMatrix d_gated, ConstMatrix gate, ConstMatrix up,
                      cudaStream_t stream);
 void adamw(DeviceSpan<float> master, DeviceSpan<float> moment1, DeviceSpan<float> moment2,
            TypedView parameter, TypedView gradient, DeviceSpan<const float> gradient_factor,

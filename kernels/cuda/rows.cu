@@ -106,17 +106,18 @@ __global__ void __launch_bounds__(block_threads)
   bodies::rope_table_entry(cosines + entry, sines + entry, entry / pairs, entry % pairs, 2 * pairs, theta);
 }
 
-/// A thread a pair: neighbouring threads have neighbouring pairs.
+/// A block a token: neighbouring threads have neighbouring pairs, and none divides by more than 32 bits.
 __global__ void __launch_bounds__(block_threads)
-    rope_pairs(float* __restrict__ x, const float* __restrict__ cosines, const float* __restrict__ sines,
-               std::int64_t heads_in_all, std::int64_t heads, std::int64_t positions, std::int64_t pairs,
-               bodies::Rotation rotation) {
-  const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const std::int64_t head = thread / pairs;
-  if (head >= heads_in_all) return;
-  const std::int64_t entry = head / heads % positions * pairs;
-  bodies::rope(Neighbours{thread % pairs, pairs}, x + head * 2 * pairs, cosines + entry, sines + entry,
-               2 * pairs, rotation);
+    rope_rows(float* __restrict__ x, const float* __restrict__ cosines, const float* __restrict__ sines,
+              std::int64_t positions, int heads, int pairs, bodies::Rotation rotation) {
+  const std::int64_t row = blockIdx.x;
+  const std::int64_t entry = row % positions * pairs;
+  float* const of_row = x + row * heads * pairs * 2;
+  for (int pair = static_cast<int>(threadIdx.x); pair < heads * pairs; pair += block_threads) {
+    const int in_head = pair % pairs;
+    bodies::rope(Neighbours{in_head, pairs}, of_row + 2 * (pair - in_head), cosines + entry, sines + entry,
+                 2 * pairs, rotation);
+  }
 }
 
 template <Rows alignment>
@@ -280,11 +281,12 @@ void rope_table(Matrix cosines, Matrix sines, std::int64_t head_size, double the
 }
 
 void rope(Matrix x, ConstMatrix cosines, ConstMatrix sines, bodies::Rotation rotation, cudaStream_t stream) {
+  if (x.rows == 0) return;
   const std::int64_t pairs = cosines.columns;
   const std::int64_t heads = x.columns / (2 * pairs);
-  if (x.rows * heads == 0) return;
-  rope_pairs<<<blocks_for(x.rows * heads * pairs, block_threads), block_threads, 0, stream>>>(
-      x.data, cosines.data, sines.data, x.rows * heads, heads, cosines.rows, pairs, rotation);
+  rope_rows<<<blocks_for(x.rows, 1), block_threads, 0, stream>>>(x.data, cosines.data, sines.data,
+                                                                 cosines.rows, static_cast<int>(heads),
+                                                                 static_cast<int>(pairs), rotation);
   SHARDBENCH_CUDA(cudaGetLastError());
 }
 

@@ -54,14 +54,17 @@ class OpenMpKernels final : public Kernels {
     omp_set_num_threads(threads_);
   }
 
-  void linear_forward(Matrix y, ConstMatrix x, TypedView weight, Output output) override {
+  void linear_forward(Matrix y, const ProductInput& input, TypedView weight, Output output) override {
+    const ConstMatrix& x = input.values;
     for_each_panel(weight, x.rows, [&](std::int64_t first, std::int64_t count, const float* panel) {
       gemm({.m = x.rows, .n = count, .k = x.columns, .beta = beta(output)}, {x.data, x.columns},
            {panel, weight.columns, Transpose::yes}, y.data + first, y.columns);
     });
   }
 
-  void linear_backward_input(Matrix dx, ConstMatrix dy, TypedView weight, Output output) override {
+  void linear_backward_input(Matrix dx, const ProductInput& gradient, TypedView weight,
+                             Output output) override {
+    const ConstMatrix& dy = gradient.values;
     // A tensor-parallel rank may hold no rows of a small weight; then nothing below would set dx.
     if (weight.rows == 0 && output == Output::overwrite) std::fill_n(dx.data, dx.rows * dx.columns, 0.0F);
     for_each_panel(weight, dy.rows, [&](std::int64_t first, std::int64_t count, const float* panel) {
@@ -71,7 +74,10 @@ class OpenMpKernels final : public Kernels {
     });
   }
 
-  void linear_backward_weight(Matrix d_weight, ConstMatrix dy, ConstMatrix x) override {
+  void linear_backward_weight(Matrix d_weight, const ProductInput& gradient,
+                              const ProductInput& input) override {
+    const ConstMatrix& dy = gradient.values;
+    const ConstMatrix& x = input.values;
     const std::int64_t rows = panel_rows(d_weight.columns, dy.rows);
     for (std::int64_t first = 0; first < d_weight.rows; first += rows) {
       const std::int64_t count = std::min(rows, d_weight.rows - first);
@@ -205,13 +211,14 @@ class OpenMpKernels final : public Kernels {
     between_tiles_();
   }
 
-  void swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate,
-                       ConstMatrix up) override {
+  GatedGradients swiglu_backward(Matrix d_gate, Matrix d_up, ConstMatrix d_gated, ConstMatrix gate,
+                                 ConstMatrix up) override {
     const std::int64_t n = d_gated.rows * d_gated.columns;
 #pragma omp parallel for schedule(static) if (n >= parallel_elements)
     for (std::int64_t i = 0; i < n; ++i)
       bodies::swiglu_backward(i, d_gate.data, d_up.data, d_gated.data, gate.data, up.data);
     between_tiles_();
+    return {d_gate, d_up};
   }
 
   void cross_entropy(DeviceSpan<float> losses, Matrix logits, DeviceSpan<const std::int32_t> targets,

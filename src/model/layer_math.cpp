@@ -38,9 +38,12 @@ class RealMath final : public LayerMath {
   void attention_forward(int layer, const WeightTable& weights, const BlockActivations& a) override {
     const auto w = [&](TensorRole role) { return weights.at(tensor_index(dims_, role, layer)); };
     kernels::Kernels& k = kernels_;
-    k.linear_forward(queries(a.q), stream(*a.normed1), w(TensorRole::wq), Output::overwrite);
-    k.linear_forward(keys(a.k), stream(*a.normed1), w(TensorRole::wk), Output::overwrite);
-    k.linear_forward(keys(a.v), stream(*a.normed1), w(TensorRole::wv), Output::overwrite);
+    {
+      const auto normed = k.prepare(stream(*a.normed1));
+      k.linear_forward(queries(a.q), normed, w(TensorRole::wq), Output::overwrite);
+      k.linear_forward(keys(a.k), normed, w(TensorRole::wk), Output::overwrite);
+      k.linear_forward(keys(a.v), normed, w(TensorRole::wv), Output::overwrite);
+    }
     k.rope(queries(a.q), table(tables_.cosines), table(tables_.sines), bodies::Rotation::forward);
     k.rope(keys(a.k), table(tables_.cosines), table(tables_.sines), bodies::Rotation::forward);
     k.attention_forward(queries(a.attention), a.log_sum_exp->floats(), queries(a.q), keys(a.k), keys(a.v),
@@ -55,8 +58,9 @@ class RealMath final : public LayerMath {
 
   void mlp_forward(int layer, const WeightTable& weights, const BlockActivations& a) override {
     const auto w = [&](TensorRole role) { return weights.at(tensor_index(dims_, role, layer)); };
-    kernels_.linear_forward(inner(a.gate), stream(*a.normed2), w(TensorRole::w1), Output::overwrite);
-    kernels_.linear_forward(inner(a.up), stream(*a.normed2), w(TensorRole::w3), Output::overwrite);
+    const auto normed = kernels_.prepare(stream(*a.normed2));
+    kernels_.linear_forward(inner(a.gate), normed, w(TensorRole::w1), Output::overwrite);
+    kernels_.linear_forward(inner(a.up), normed, w(TensorRole::w3), Output::overwrite);
     kernels_.swiglu_forward(inner(a.gated), inner(a.gate), inner(a.up));
   }
 
@@ -98,8 +102,9 @@ class RealMath final : public LayerMath {
   void head_backward(const WeightTable& weights, const GradientTable& gradients, const HeadActivations& a,
                      const Buffer& d_normed) override {
     const int head = tensor_index(dims_, TensorRole::head);
-    kernels_.linear_backward_weight(gradients.at(head), logits(a), stream(*a.normed));
-    kernels_.linear_backward_input(stream(d_normed), logits(a), weights.at(head), Output::overwrite);
+    const auto d_logits = kernels_.prepare(logits(a));
+    kernels_.linear_backward_weight(gradients.at(head), d_logits, stream(*a.normed));
+    kernels_.linear_backward_input(stream(d_normed), d_logits, weights.at(head), Output::overwrite);
   }
 
   void norm_backward(int norm, const WeightTable& weights, const GradientTable& gradients, const Buffer& dy,
@@ -114,14 +119,19 @@ class RealMath final : public LayerMath {
     const auto w = [&](TensorRole role) { return weights.at(tensor_index(dims_, role, layer)); };
     const auto dw = [&](TensorRole role) { return gradients.at(tensor_index(dims_, role, layer)); };
     kernels::Kernels& k = kernels_;
-    k.linear_backward_weight(dw(TensorRole::w2), stream(dy), inner(a.gated));
-    k.linear_backward_input(inner(work.d_gated), stream(dy), w(TensorRole::w2), Output::overwrite);
-    k.swiglu_backward(inner(work.d_gate), inner(work.d_up), inner(work.d_gated), inner(a.gate), inner(a.up));
-    k.linear_backward_weight(dw(TensorRole::w3), inner(work.d_up), stream(*a.normed2));
-    k.linear_backward_weight(dw(TensorRole::w1), inner(work.d_gate), stream(*a.normed2));
+    {
+      const auto d_out = k.prepare(stream(dy));
+      k.linear_backward_weight(dw(TensorRole::w2), d_out, inner(a.gated));
+      k.linear_backward_input(inner(work.d_gated), d_out, w(TensorRole::w2), Output::overwrite);
+    }
+    const auto [d_gate, d_up] = k.swiglu_backward(inner(work.d_gate), inner(work.d_up), inner(work.d_gated),
+                                                  inner(a.gate), inner(a.up));
+    const auto normed = k.prepare(stream(*a.normed2));
+    k.linear_backward_weight(dw(TensorRole::w3), d_up, normed);
+    k.linear_backward_weight(dw(TensorRole::w1), d_gate, normed);
     const Matrix d_normed = stream(*work.d_normed);
-    k.linear_backward_input(d_normed, inner(work.d_up), w(TensorRole::w3), Output::overwrite);
-    k.linear_backward_input(d_normed, inner(work.d_gate), w(TensorRole::w1), Output::accumulate);
+    k.linear_backward_input(d_normed, d_up, w(TensorRole::w3), Output::overwrite);
+    k.linear_backward_input(d_normed, d_gate, w(TensorRole::w1), Output::accumulate);
   }
 
   void attention_backward(int layer, const WeightTable& weights, const GradientTable& gradients,
@@ -129,20 +139,27 @@ class RealMath final : public LayerMath {
     const auto w = [&](TensorRole role) { return weights.at(tensor_index(dims_, role, layer)); };
     const auto dw = [&](TensorRole role) { return gradients.at(tensor_index(dims_, role, layer)); };
     kernels::Kernels& k = kernels_;
-    k.linear_backward_weight(dw(TensorRole::wo), stream(dy), queries(a.attention));
-    k.linear_backward_input(queries(work.d_attention), stream(dy), w(TensorRole::wo), Output::overwrite);
+    {
+      const auto d_out = k.prepare(stream(dy));
+      k.linear_backward_weight(dw(TensorRole::wo), d_out, queries(a.attention));
+      k.linear_backward_input(queries(work.d_attention), d_out, w(TensorRole::wo), Output::overwrite);
+    }
     k.attention_backward(queries(work.dq), keys(work.dk), keys(work.dv), queries(work.d_attention),
                          queries(a.attention), a.log_sum_exp->floats(), queries(a.q), keys(a.k), keys(a.v),
                          attention_);
     k.rope(queries(work.dq), table(tables_.cosines), table(tables_.sines), bodies::Rotation::inverse);
     k.rope(keys(work.dk), table(tables_.cosines), table(tables_.sines), bodies::Rotation::inverse);
-    k.linear_backward_weight(dw(TensorRole::wv), keys(work.dv), stream(*a.normed1));
-    k.linear_backward_weight(dw(TensorRole::wk), keys(work.dk), stream(*a.normed1));
-    k.linear_backward_weight(dw(TensorRole::wq), queries(work.dq), stream(*a.normed1));
+    const auto dq = k.prepare(queries(work.dq));
+    const auto dk = k.prepare(keys(work.dk));
+    const auto dv = k.prepare(keys(work.dv));
+    const auto normed = k.prepare(stream(*a.normed1));
+    k.linear_backward_weight(dw(TensorRole::wv), dv, normed);
+    k.linear_backward_weight(dw(TensorRole::wk), dk, normed);
+    k.linear_backward_weight(dw(TensorRole::wq), dq, normed);
     const Matrix d_normed = stream(*work.d_normed);
-    k.linear_backward_input(d_normed, keys(work.dv), w(TensorRole::wv), Output::overwrite);
-    k.linear_backward_input(d_normed, keys(work.dk), w(TensorRole::wk), Output::accumulate);
-    k.linear_backward_input(d_normed, queries(work.dq), w(TensorRole::wq), Output::accumulate);
+    k.linear_backward_input(d_normed, dv, w(TensorRole::wv), Output::overwrite);
+    k.linear_backward_input(d_normed, dk, w(TensorRole::wk), Output::accumulate);
+    k.linear_backward_input(d_normed, dq, w(TensorRole::wq), Output::accumulate);
   }
 
   void embedding_backward(const DeviceBatch& batch, const GradientTable& gradients,

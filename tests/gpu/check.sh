@@ -37,7 +37,7 @@ while (($#)); do
   shift
 done
 
-$build_only || nvidia-smi -L 2>/dev/null | grep -q '^GPU ' ||
+$build_only || [[ $(nvidia-smi -L 2>/dev/null) == *"GPU "* ]] ||
   fail "no GPU is visible (nvidia-smi -L names none): nothing was built or run; --build-only builds without one"
 [[ -n ${CUDACXX-} ]] || command -v nvcc >/dev/null || PATH=$PATH:/usr/local/cuda/bin
 for tool in "${CUDACXX:-nvcc}" c++ cmake ninja python3; do

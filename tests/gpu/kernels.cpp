@@ -22,6 +22,7 @@ constexpr int skipped = 77;
 
 // Sums in another order; bf16 operands of products are compared with products of the same rounded operands.
 constexpr double fp32_tolerance = 2e-5;
+constexpr double bf16_rounding = 0x1p-8;
 
 /// Arrays on one of the two devices, the same for the same seed, and what a kernel made of them.
 class Side {
@@ -73,6 +74,15 @@ class Side {
     for (const auto value : read_values<bodies::BFloat16>(
              *device_, {reinterpret_cast<const bodies::BFloat16*>(view.data), view.elements()}))
       results[name].push_back(bodies::widen(value));
+  }
+
+  void keep(const std::string& name, const kernels::ProductInput& input) {
+    const kernels::ConstMatrix& m = input.values;
+    if (input.rounded == nullptr) {
+      results[name] = read_values<float>(*device_, {m.data, m.rows * m.columns});
+    } else {
+      keep(name, TypedView{input.rounded->data(), input.rounded->dtype(), m.rows, m.columns});
+    }
   }
 
   std::map<std::string, Floats> results;
@@ -149,14 +159,21 @@ TEST(GpuElements, Swiglu) {
     const Matrix gate = side.matrix(7, 101, 1, 6.0F);
     const Matrix up = side.matrix(7, 101, 2);
     const Matrix gated = side.matrix(7, 101, 3);
-    const Matrix d_gate = side.matrix(7, 101, 4);
-    const Matrix d_up = side.matrix(7, 101, 5);
     side.kernels().swiglu_forward(gated, gate, up);
-    side.kernels().swiglu_backward(d_gate, d_up, side.matrix(7, 101, 6), gate, up);
+    side.keep("gated", gated);
     side.kernels().add(up, gate);
-    for (const auto& [name, m] : {std::pair("gated", gated), {"d_gate", d_gate}, {"d_up", d_up}, {"sum", up}})
-      side.keep(name, m);
+    side.keep("sum", up);
   });
+  for (const DType dtype : {DType::bf16, DType::fp32})
+    expect_twins(
+        [](Side& side) {
+          const auto gradients = side.kernels().swiglu_backward(
+              side.matrix(7, 101, 4), side.matrix(7, 101, 5), side.matrix(7, 101, 6),
+              side.matrix(7, 101, 1, 6.0F), side.matrix(7, 101, 2));
+          side.keep("d_gate", gradients.gate);
+          side.keep("d_up", gradients.up);
+        },
+        dtype == DType::bf16 ? bf16_rounding : fp32_tolerance, dtype);
 }
 
 TEST(GpuElements, AdamW) {
@@ -290,7 +307,7 @@ TEST(GpuProducts, Linear) {
   struct Shape {
     std::int64_t tokens, in, out;
   };
-  for (const auto& [tokens, in, out] : {Shape{64, 128, 256}, {3, 5, 7}, {33, 64, 100}})
+  for (const auto& [tokens, in, out] : {Shape{64, 128, 256}, {3, 5, 7}, {33, 64, 100}, {5, 0, 7}, {5, 7, 0}})
     for (const DType dtype : {DType::bf16, DType::fp32})
       for (const Output output : {Output::overwrite, Output::accumulate})
         expect_twins(
@@ -301,9 +318,10 @@ TEST(GpuProducts, Linear) {
               const Matrix y = side.matrix(tokens, out, 4);
               const Matrix dx = side.matrix(tokens, in, 5);
               const Matrix d_weight = side.matrix(out, in, 6);
+              const auto prepared = side.kernels().prepare(dy);
               side.kernels().linear_forward(y, x, weight, output);
-              side.kernels().linear_backward_input(dx, dy, weight, output);
-              side.kernels().linear_backward_weight(d_weight, dy, x);
+              side.kernels().linear_backward_input(dx, prepared, weight, output);
+              side.kernels().linear_backward_weight(d_weight, prepared, x);
               side.keep("y", y);
               side.keep("dx", dx);
               side.keep("d_weight", d_weight);

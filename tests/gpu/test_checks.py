@@ -1,6 +1,7 @@
 """The script for machines with a GPU, as far as it can be tested without one: its runs on the CPU, and its verdicts."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,8 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("SHARDBENCH_BIN") or ROOT / "build/release/bin")
 sys.path.insert(0, str(Path(__file__).parent))
 import checks  # noqa: E402
-
-GOLDEN = {"losses": [5.0, 4.0, 2.0], "param_dtype": "bf16"}
 
 
 def test_every_run_agrees_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,6 +30,7 @@ def test_what_cannot_run_is_a_row_that_says_so(tmp_path: Path, capsys: pytest.Ca
     assert checks.main([str(tmp_path), "--backend", "mpi"]) == 1
     said = capsys.readouterr().out
     assert "exit code 1: the device fell off |" in said
+    assert "--- ddp -c\nfirst\nthe device fell off\n" in said
     assert "| zero1 -c | FAILED |" in said and "cannot be started: No such file or directory" in said
     assert "0 of 15 checks passed" in said
 
@@ -40,11 +40,21 @@ def test_used_up_time_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count("not run: the time is used up") == 15
 
 
-def test_losses_are_compared_with_golden() -> None:
-    assert "within 9.0e-03 of golden" in checks.largest_difference(np.array([5.0, 4.0, 2.018]), GOLDEN)
-    for wrong in ([5.0, 4.0, 2.03], [5.0, 4.0, np.nan], [5.0, 4.0]):
+def test_steps_are_compared_with_golden() -> None:
+    golden = [5.0, 4.0, 2.0]
+    assert "losses within 9.0e-04" in checks.largest_difference("losses", np.array([5.0, 4.0, 2.0018]), golden, 1e-3)
+    for wrong in ([5.0, 4.0, 2.003], [5.0, 4.0, np.nan], [5.0, 4.0]):
         with pytest.raises(checks.Failed):
-            checks.largest_difference(np.array(wrong), GOLDEN)
+            checks.largest_difference("losses", np.array(wrong), golden, 1e-3)
+
+
+def test_a_row_fails_whatever_is_raised_and_long_output_is_cut() -> None:
+    def broken() -> str:
+        raise IndexError("no step")
+
+    assert not checks.row("x", broken).ok and "IndexError('no step')" in checks.row("x", broken).result
+    lines = checks.as_text(checks.Row("x", "", 0.0, False, "\n".join(map(str, range(100))))).splitlines()
+    assert lines[:2] == ["--- x", "0"] and lines[-1] == "99" and "... 40 lines ..." in lines and len(lines) == 62
 
 
 def test_model_flops_are_the_contracts() -> None:
@@ -64,3 +74,11 @@ def test_without_a_gpu_one_line_and_exit_1() -> None:
 def test_wrong_usage(arguments: list[str]) -> None:
     done = subprocess.run([ROOT / "tests/gpu/check.sh", *arguments], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stderr.startswith("check: ")
+
+
+def test_a_step_is_told_with_its_parts(tmp_path: Path) -> None:
+    file = tmp_path / "x.h5"
+    subprocess.run([BIN / "ddp", "-n", "2", "--trace", "steps", "-o", file], check=True, capture_output=True, timeout=60)
+    told, mfu = checks.utilisation(file)
+    assert re.fullmatch(r"step [\d.]+ ms \(compute [\d.]+, exposed [\d.]+, optimizer [\d.]+, other -?[\d.]+\)", told)
+    assert 0 < mfu < 1

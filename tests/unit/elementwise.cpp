@@ -215,6 +215,23 @@ TEST(SwiGlu, BackwardMatchesFiniteDifferences) {
                "d_up");
 }
 
+TEST(SwiGlu, BackwardIsRoundedWhereItIsStoredInBf16) {
+  const Floats gate = random_floats(60, 1, 6.0F);
+  const Floats up = random_floats(60, 2);
+  const Floats d_gated = random_floats(60, 3);
+  for (std::int64_t i = 0; i < std::ssize(gate); ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    Floats exact_gate(60);
+    Floats exact_up(60);
+    std::vector<bodies::BFloat16> d_gate(60);
+    std::vector<bodies::BFloat16> d_up(60);
+    bodies::swiglu_backward(i, exact_gate.data(), exact_up.data(), d_gated.data(), gate.data(), up.data());
+    bodies::swiglu_backward(i, d_gate.data(), d_up.data(), d_gated.data(), gate.data(), up.data());
+    EXPECT_EQ(bodies::widen(d_gate[at]), rounded_to(DType::bf16, exact_gate[at]));
+    EXPECT_EQ(bodies::widen(d_up[at]), rounded_to(DType::bf16, exact_up[at]));
+  }
+}
+
 double squares_of(kernels::Kernels& kernels, const kernels::TypedView& values) {
   double total = 0.0;
   kernels.add_squares({&total, 1}, values);

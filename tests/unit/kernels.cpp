@@ -113,6 +113,25 @@ TEST_P(Linear, BackwardOfWeightAddsDyTransposedTimesX) {
     expect_close(d_weight, expected, fp32_tolerance, "d_weight");
 }
 
+TEST(LinearWithoutTerms, IsZeroOrWhatWasThere) {
+  // What a tensor-parallel rank computes that holds no columns of w2, or no rows of w1.
+  KernelSet kernels(1, 1, 8);
+  for (const DType dtype : {DType::bf16, DType::fp32}) {
+    const Floats before(21, 2.5F);
+    std::byte nothing{};
+    const kernels::ConstMatrix empty(before.data(), 3, 0);
+    Floats result = before;
+    kernels->linear_forward(matrix(result, 3), empty, {&nothing, dtype, 7, 0}, Output::accumulate);
+    kernels->linear_backward_input(matrix(result, 3), empty, {&nothing, dtype, 0, 7}, Output::accumulate);
+    EXPECT_EQ(result, before);
+    kernels->linear_forward(matrix(result, 3), empty, {&nothing, dtype, 7, 0}, Output::overwrite);
+    EXPECT_EQ(result, Floats(21, 0.0F));
+    result = before;
+    kernels->linear_backward_input(matrix(result, 3), empty, {&nothing, dtype, 0, 7}, Output::overwrite);
+    EXPECT_EQ(result, Floats(21, 0.0F));
+  }
+}
+
 TEST(LinearPanels, WidenedWeightsFitTheScratch) {
   // 32 rows of 40,000 columns exceed 2^20 elements, so this must not be widened in one piece.
   KernelSet kernels(1, 1, 40'000);

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <new>
-
 #include "src/errors.hpp"
 
 namespace shardbench::cuda {
@@ -11,7 +9,6 @@ namespace shardbench::cuda {
 void check(cudaError_t code, const char* call, const char* file, int line) {
   if (code == cudaSuccess) return;
   cudaGetLastError();  // or the next check would find it again
-  if (code == cudaErrorMemoryAllocation) throw std::bad_alloc();
   throw RunError(fmt::format("{} failed at {}:{}: {}", call, file, line, cudaGetErrorString(code)));
 }
 

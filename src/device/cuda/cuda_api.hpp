@@ -8,7 +8,7 @@
 
 namespace shardbench::cuda {
 
-/// Throws RunError that names the call, or std::bad_alloc where device memory ran out.
+/// Throws RunError that names the call.
 void check(cudaError_t code, const char* call, const char* file, int line);
 
 // A handle that cannot be destroyed any more belongs to a device that has failed, which has been reported.

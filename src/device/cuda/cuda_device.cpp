@@ -5,6 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <memory>
+#include <new>
+
+#include "src/errors.hpp"
 
 namespace shardbench::cuda {
 namespace {
@@ -33,13 +37,41 @@ cudaMemPool_t pool_of(int ordinal) {
   return pool;
 }
 
+/// std::bad_alloc that says more than its name, for allocations whose purpose nobody adds.
+class OutOfDeviceMemory final : public std::bad_alloc {
+ public:
+  OutOfDeviceMemory(std::size_t bytes, const std::string& device)
+      : text_(std::make_shared<const std::string>(
+            fmt::format("no {} bytes are left on {}; see nvidia-smi for who else uses it, or use a smaller "
+                        "model or micro-batch",
+                        bytes, device))) {}
+  [[nodiscard]] const char* what() const noexcept override { return text_->c_str(); }
+
+ private:
+  std::shared_ptr<const std::string> text_;  // a copy of an exception must not throw
+};
+
+/// A driver too old and no driver at all are one error; what there is not has version 0.
+void refuse_old_driver() {
+  int driver = 0;
+  int runtime = 0;
+  SHARDBENCH_CUDA(cudaDriverGetVersion(&driver));
+  SHARDBENCH_CUDA(cudaRuntimeGetVersion(&runtime));
+  if (driver == 0) return;
+  throw RunError(fmt::format(
+      "the NVIDIA driver supports CUDA {}.{}, but this program was built with CUDA {}.{}; install "
+      "a newer driver or NVIDIA's cuda-compat, or use --backend mpi",
+      driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10));
+}
+
 }  // namespace
 
 int visible_devices() {
   int devices = 0;
   const cudaError_t code = cudaGetDeviceCount(&devices);
   if (code == cudaErrorNoDevice || code == cudaErrorInsufficientDriver || code == cudaErrorStubLibrary) {
-    cudaGetLastError();
+    cudaGetLastError();  // or the next check would find it again
+    if (code == cudaErrorInsufficientDriver) refuse_old_driver();
     return 0;
   }
   SHARDBENCH_CUDA(code);
@@ -89,7 +121,12 @@ std::optional<DeviceMemory> CudaDevice::usage() const {
 std::shared_ptr<std::byte> CudaDevice::allocate(Bytes size) {
   void* data = nullptr;
   const auto bytes = static_cast<std::size_t>(std::max<std::int64_t>(size.count(), 1));
-  SHARDBENCH_CUDA(cudaMallocAsync(&data, bytes, compute()));
+  const cudaError_t code = cudaMallocAsync(&data, bytes, compute());
+  if (code == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // or the next check would find it again
+    throw OutOfDeviceMemory(bytes, name());
+  }
+  SHARDBENCH_CUDA(code);
   return {static_cast<std::byte*>(data),
           [stream = compute_](std::byte* p) { static_cast<void>(cudaFreeAsync(p, stream.get())); }};
 }

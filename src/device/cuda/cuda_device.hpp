@@ -8,7 +8,7 @@
 
 namespace shardbench::cuda {
 
-/// 0 also where there is no driver.
+/// 0 also where there is no driver; throws RunError where it is too old.
 int visible_devices();
 
 class CudaDevice final : public Device {

@@ -49,7 +49,10 @@ void CudaTimeline::wait(cudaStream_t stream, const Instant& instant) const {
 void CudaTimeline::settle() {
   for (std::size_t i = 0; i < marks_; ++i) {
     cudaError_t code = cudaErrorNotReady;
-    while ((code = cudaEventQuery(events_[i].get())) == cudaErrorNotReady) look_after_();
+    while ((code = cudaEventQuery(events_[i].get())) == cudaErrorNotReady) {
+      cudaGetLastError();  // "not ready" stays the last error, which the next launch would take for its own
+      look_after_();
+    }
     SHARDBENCH_CUDA(code);
   }
 }
