@@ -109,7 +109,7 @@ class Platform:
 
     def file_text(self) -> str:
         """A file of this platform, as `load_platform` reads it."""
-        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.values.items())
+        return "".join(f"{key} = {toml(value)}\n" for key, value in self.values.items())
 
     def description(self, ranks: int) -> dict[str, Any]:
         """Nested as in the file, with all that a simulation of so many ranks must know."""
@@ -123,10 +123,17 @@ class Platform:
         return nested
 
 
+def toml(value: Any) -> str:
+    """A number, a text or a list of these. JSON's form of them is TOML, but for DEL, which TOML wants escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def described(description: Mapping[str, Any]) -> Platform:
     """The machine of a trace: the reverse of `Platform.description`."""
     figures = {name: value for name, value in description.items() if name not in ("name", "ranks", "changed")}
-    return Platform(str(description["name"]), dict(_flattened(figures)), description["changed"])
+    return Platform(
+        str(description.get("name")), dict(_flattened(figures)), dict(description.get("changed", {}))
+    )
 
 
 def load_platform(name_or_file: str, changes: Iterable[str] = ()) -> Platform:

@@ -5,7 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardbench.predict.alphabeta import Fit, Group, Growth, Kind, Sample, fit, rounds, student, volume
+from shardbench.predict.alphabeta import (
+    Fit,
+    Group,
+    Growth,
+    Kind,
+    Sample,
+    fit,
+    rounds,
+    student,
+    tree_steps,
+    volume,
+)
 
 RING = Kind("all_gather", "ring", "any", "world", 1, spans_nodes=True)
 NCCL = replace(RING, algorithm="nccl")
@@ -160,3 +171,26 @@ def test_what_is_all_latency_is_not_seen_by_large_samples() -> None:
 )
 def test_students_quantile(freedom: int, quantile: float) -> None:
     assert student(freedom) == pytest.approx(quantile, rel=0.015)
+
+
+def test_pat_has_a_time_for_each_rank_and_one_for_each_step() -> None:
+    """Where nodes have one GPU; the figures are those of the platform `flat` but for a distinct step."""
+    ways = {"ring": (5e-6, 2e-6, 0.0, 2e-10), "pat": (8e-6, 1e-6, 4e-6, 1.3e-10)}
+
+    def seconds(group: Group, size: int) -> float:
+        moved = volume(NCCL, group, size)
+        return min(
+            base + alpha * (group.ranks - 1) + step * tree_steps(group) + beta * moved
+            for base, alpha, step, beta in ways.values()
+        )
+
+    groups = [Group(n, n) for n in (4, 8, 16, 24, 32)]
+    found = fit(NCCL, [Sample(g, s, seconds(g, s)) for g in groups for s in [4**k for k in range(4, 13)]])
+    (line,) = [line for line in found.lines if line.coefficient("steps")]
+    steps = line.coefficient("steps")
+    assert steps is not None and steps.value == pytest.approx(4e-6, rel=1e-3)
+    for ranks in (128, 2048):
+        group = Group(ranks, ranks)
+        for size in (1000, 10_000_000):
+            predicted = float(found.line(group, size).seconds(group, size))
+            assert predicted == pytest.approx(seconds(group, size), rel=0.01)

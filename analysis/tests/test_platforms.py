@@ -128,7 +128,7 @@ def test_a_circle_of_files_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_a_trace_and_a_file_give_the_machine_back(name: str, tmp_path: Path) -> None:
-    platform = load_platform(name, ["node.nic_bandwidth=25e9", 'gpu.name="a \\"B\\""'])
+    platform = load_platform(name, ["node.nic_bandwidth=25e9", 'gpu.name="a \\"B\\" \U0001f600\\u007f"'])
     again = described(json.loads(json.dumps(platform.description(64))))
     assert again == platform
     (tmp_path / f"{name}.toml").write_text(again.file_text(), encoding="utf-8")

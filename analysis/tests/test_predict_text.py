@@ -72,8 +72,8 @@ def test_the_command_for_what_files_lack() -> None:
     said = [Outlook(measured(), (guess,), None, None) for guess in (SURE, undecided, DOUBTFUL, DOUBTFUL)]
     assert additions(said[:2], HERE, BINARIES) == []
     assert additions(said, HERE, BINARIES) == [
-        "for n in 4 8; do mpiexec -n $n bin/collectives -b 256 -e 64M -f 4 -d all --algorithm native --ranks-per-node 2 "
-        "--output 'two words'/collectives_n$n.h5 || break; done"
+        "for n in 4 8; do mpiexec -n $n bin/collectives -b 256 -e 64M -f 4 -d all --algorithm native "
+        "--progress poll --ranks-per-node 2 --output 'two words'/collectives_n$n.h5 || break; done"
     ]
     (command,) = additions([Outlook(measured((2, 4)), (DOUBTFUL,), None, None)], HERE, BINARIES)
     assert command.startswith("mpiexec -n 4 bin/collectives ") and command.endswith("/collectives_n4.h5")

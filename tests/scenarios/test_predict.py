@@ -97,6 +97,19 @@ def test_step_time_exposed_time_and_memory(
     check(request.getfixturevalue(platform.removeprefix("h100-").replace("-", "_")), platform, ranks, tmp_path)
 
 
+def test_a_small_model_where_each_node_has_one_gpu(tmp_path: Path) -> None:
+    """All latency, and of a way (PAT) that NCCL takes from eight such nodes on; memory is that of the simulated algorithm."""
+    shape = "--layers 2 --hidden 512 --heads 8 --kv-heads 8 --ffn 1024 --vocab 2048 --seq 64".split()
+    for ranks in (8, 16, 24):
+        simulate("zero3", ranks, "flat", tmp_path / f"n{ranks}.h5", *shape, *STEPS)
+    simulate("zero3", 512, "flat", tmp_path / "large.hdf5", *shape, *STEPS, "--trace", "steps")
+    truth = read_trace(tmp_path / "large.hdf5")
+    (outlook,) = predict(tmp_path, "--to", 512)
+    found = outlook["predictions"][-1]
+    assert found["step_s"] == pytest.approx(float(np.median(maximum_over_ranks(truth.steps, "step_s"))), rel=CLOSE)
+    assert found["peak_bytes"] == truth.memory_peak.query("category == 'total_tracked'")["peak_bytes"].max()
+
+
 def test_where_exposed_communication_passes_ten_percent(fat_tree: Path, tmp_path: Path) -> None:
     """The step at that N and one node before it, by the model itself; and the sentence."""
     def prefetching(largest: int) -> Any:

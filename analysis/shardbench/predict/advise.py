@@ -14,6 +14,10 @@ from shardbench.predict.model import Prediction, build, configurations, fit_plac
 from shardbench.predict.rehearsals import NODES, Rehearsal, Stage, rehearse, small_collectives
 
 
+SIMULATED = ("--algorithm=nccl", "--progress=stream")
+"""How a simulation communicates unless told otherwise, which decides what memory that takes."""
+
+
 @dataclass(frozen=True)
 class Request:
     """What is asked for. `arguments`: options for all scenarios. `platform`: as `shardbench simulate` takes it, --set included."""
@@ -96,9 +100,11 @@ def advise(request: Request) -> tuple[list[Advice], list[str]]:
 
 
 def _peak_bytes(request: Request, candidate: Candidate) -> int:
+    said = {argument.partition("=")[0] for argument in request.arguments}
+    assumed = [option for option in SIMULATED if option.partition("=")[0] not in said]
     arguments = (
         *(f"--ranks={request.ranks}", f"--model={request.model}", "--compute=timed", f"--flops={ANY_FLOPS}"),
-        *(*request.arguments, *candidate.options),
+        *(*assumed, *request.arguments, *candidate.options),
     )
     answer = ask(candidate.scenario, arguments, request.binaries)
     return int(answer["memory"]["peak_bytes"]["total_tracked"])
@@ -110,7 +116,7 @@ def _predictions(request: Request, fitting: Sequence[Candidate]) -> dict[Candida
     own = {candidate: [_own_run(request, candidate, n) for n in sizes] for candidate in rehearsed}
     runs = [run for of_candidate in own.values() for run in of_candidate]
     if sizes != [request.ranks]:
-        runs += [run for n in sizes for run in small_collectives((c.tp for c in rehearsed), n)]
+        runs += small_collectives({candidate.tp for candidate in rehearsed}, request.gpus_per_node)
     done = rehearse(runs, Stage(request.platform, request.sim_bin))
     lines = fit_places(done.values())
     found = {}

@@ -9,7 +9,7 @@ several ranks and the group spans nodes, that link is the network's, and what st
 only there where the data can tell it from the others; what they cannot tell is left out and said.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, cached_property
@@ -64,6 +64,9 @@ FEWEST_GROUPS = 3
 MODELS = (("base", "alpha", "beta"), ("alpha", "beta"), ("base", "beta"), ("beta",))
 """Which terms may be there, most first."""
 
+WITH_STEPS = (("base", "alpha", "steps", "beta"), *MODELS)
+"""The same for `Growth.PAT`."""
+
 DEGENERATE = 1e7
 """From this condition number on, columns are multiples of one another but for rounding."""
 
@@ -78,6 +81,8 @@ class Growth(Enum):
     LOGARITHMIC = "log2 n"
     NODES = "m-1"
     TREE = "log2 m"
+    PAT = "n-1 and log2 m"
+    """NCCL's parallel aggregated trees, where nodes have one GPU: a time for each rank, and one for each step of the trees."""
 
 
 @dataclass(frozen=True)
@@ -227,9 +232,15 @@ def rounds(kind: Kind, group: Group, growth: Growth) -> float:
         Growth.LINEAR: n - 1,
         Growth.LOGARITHMIC: log2(n) if kind.algorithm in OPAQUE else ceil(log2(n)),
         Growth.NODES: group.nodes - 1,
-        Growth.TREE: int(log2(group.nodes)),  # rounded down, as NCCL's tuner counts (src/comm/nccl_model.cpp)
+        Growth.TREE: tree_steps(group),
+        Growth.PAT: n - 1,
     }[growth]
     return float(PASSES[kind.collective] * once)
+
+
+def tree_steps(group: Group) -> int:
+    """log2 of the nodes, rounded down, as NCCL's tuner counts (src/comm/nccl_model.cpp)."""
+    return int(log2(group.nodes))
 
 
 def volume(kind: Kind, group: Group, size: int) -> float:
@@ -267,7 +278,7 @@ def _longest_latency(kind: Kind, samples: Sequence[Sample]) -> float:
     """
     if kind.algorithm in OPAQUE:
         return inf
-    growth = _growths(kind, 1)[0]
+    growth = _growths(kind, ())[0]
     return HANDSHAKE * min(s.seconds / max(rounds(kind, s.group, growth), 1.0) for s in samples)
 
 
@@ -315,7 +326,7 @@ def _envelope(kind: Kind, samples: Sequence[Sample], count: int, longest: float)
 
 def _mixtures(kind: Kind, samples: Sequence[Sample], count: int) -> list[tuple[Growth, ...]]:
     """How each line's rounds grow: what grows least is for the smallest sizes."""
-    growths = _growths(kind, len({sample.group.ranks for sample in samples}))
+    growths = _growths(kind, {sample.group for sample in samples})
     return [
         growths[1:] * trees + growths[:1] * (count - trees)
         for trees in range(count + 1 if growths[1:] else 1)
@@ -401,28 +412,33 @@ def _best_line(
     place is not.
     """
     candidates = []
-    for growth in growths or _growths(kind, len({sample.group.ranks for sample in samples})):
-        lines = [_line(kind, growth, samples, terms, longest) for terms in MODELS]
+    for growth in growths or _growths(kind, {sample.group for sample in samples}):
+        models = WITH_STEPS if growth is Growth.PAT else MODELS
+        lines = [_line(kind, growth, samples, terms, longest) for terms in models]
         with_alpha = [line for line in lines if line and "alpha" in line.terms]
         candidates += with_alpha or [line for line in lines if line][:1]
     return min(candidates, key=lambda line: _criterion([line]))
 
 
-def _growths(kind: Kind, sizes: int) -> tuple[Growth, ...]:
+def _growths(kind: Kind, groups: Collection[Group]) -> tuple[Growth, ...]:
+    sizes = len({group.ranks for group in groups})
     if kind.algorithm == "doubling":
         return (Growth.LOGARITHMIC,)
     if kind.algorithm == "hierarchical" and kind.spans_nodes:
         return (Growth.NODES,)
     if kind.algorithm in TUNED:
-        has_tree = kind.collective == "all_reduce" and kind.spans_nodes and sizes > 1
-        return (Growth.LINEAR, Growth.TREE) if has_tree else (Growth.LINEAR,)
+        if kind.collective == "all_reduce":
+            return (Growth.LINEAR, Growth.TREE) if kind.spans_nodes and sizes > 1 else (Growth.LINEAR,)
+        has_pat = sizes > FEWEST_GROUPS and all(group.nodes == group.ranks for group in groups)
+        return (Growth.LINEAR, Growth.PAT) if has_pat else (Growth.LINEAR,)
     if kind.algorithm in OPAQUE and sizes > 1:
         return (Growth.LINEAR, Growth.LOGARITHMIC)
     return (Growth.LINEAR,)
 
 
 def _features(kind: Kind, growth: Growth, samples: Sequence[Sample]) -> dict[str, NDArray[np.float64]]:
-    return {
+    steps = {"steps": np.array([float(tree_steps(s.group)) for s in samples])} if growth is Growth.PAT else {}
+    return steps | {
         "base": np.ones(len(samples)),
         "alpha": np.array([rounds(kind, sample.group, growth) for sample in samples]),
         "beta": np.array([volume(kind, sample.group, sample.size) for sample in samples]),

@@ -20,7 +20,6 @@ from shardbench.predict.replay import Step, Times, replay
 from shardbench.predict.samples import group_of, kind_of, pooled, ranks_per_node, samples_of
 from shardbench.predict.schedule import (
     DIMENSIONS,
-    ONLY_SIMULATED,
     Collective,
     Local,
     Schedule,
@@ -54,11 +53,14 @@ class Place:
     machine: str
 
     @property
+    def platform(self) -> str:
+        """The simulated one's name; empty where ranks were real."""
+        return str(json.loads(self.machine)["name"]) if self.machine else ""
+
+    @property
     def name(self) -> str:
         """The simulated platform's, or the backend."""
-        return (
-            f"simulated {json.loads(self.machine)['name']}" if self.machine else f"measured ({self.backend})"
-        )
+        return f"simulated {self.platform}" if self.machine else f"measured ({self.backend})"
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,6 @@ class Model:
 
     setup: Setup
     per_node: int
-    algorithm: str
     local: LocalCosts
     lines: Mapping[Kind, Fit]
     binaries: Path
@@ -182,6 +183,18 @@ class Model:
 
     def schedule(self, ranks: int) -> Schedule:
         return plan(self.setup, ranks, self.binaries)
+
+    def is_doubtful(self, ranks: int) -> bool:
+        """What `predict(ranks).is_doubtful` says, without the replay.
+
+        Raises:
+            RunError, UsageError: as `predict`.
+        """
+        schedule = self.schedule(ranks)
+        costs = _Draws(self, schedule)
+        for operation in dict.fromkeys(op for op in schedule.operations if isinstance(op, Collective)):
+            costs.collective_s(operation)
+        return bool(costs.outside or costs.undecided)
 
     def predict(self, ranks: int) -> Prediction:
         """
@@ -270,10 +283,10 @@ class _Draws:
 
     def _fit(self, operation: Collective) -> tuple[Fit, Group]:
         model, schedule = self._model, self._schedule
-        own = model.algorithm in ONLY_SIMULATED["algorithm"]
-        algorithm = model.algorithm if own else operation.algorithm
         group = group_of(operation.axis, schedule.dp, schedule.tp, model.per_node)
-        kind = kind_of(operation.collective, algorithm, operation.dtype, operation.axis, schedule.tp, group)
+        kind = kind_of(
+            *(operation.collective, operation.algorithm, operation.dtype, operation.axis), schedule.tp, group
+        )
         fit = model.lines.get(kind)
         if fit is None:
             raise RunError(_unidentifiable(kind, model))
@@ -400,7 +413,6 @@ def build(configuration: Configuration, lines: Mapping[Kind, Fit], binaries: Pat
     return Model(
         setup=configuration.setup,
         per_node=max(file.per_node for file in configuration.files),
-        algorithm=configuration.algorithm,
         local=local_costs(observations),
         lines=lines,
         binaries=binaries,

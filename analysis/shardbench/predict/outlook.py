@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -99,10 +100,16 @@ def outlooks_of(
 def _is_doubtful(
     configuration: Configuration, model_of: Callable[[Configuration], Model], largest: int
 ) -> bool:
+    """At any N that is to be predicted."""
     try:
-        return model_of(configuration).predict(largest).is_doubtful
-    except (RunError, UsageError):
-        return False
+        model = model_of(configuration)
+        for ranks in sizes_to(min(configuration.measured), largest)[::-1]:
+            with suppress(NoSchedule):
+                if model.is_doubtful(ranks):
+                    return True
+    except (RunError, UsageError):  # is told where the outlook is made
+        pass
+    return False
 
 
 def _outlook(

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import lcm
 from pathlib import Path
 
 from shardbench.bar import bar
@@ -23,6 +24,9 @@ from shardbench.read import read_trace
 
 NODES = tuple(range(2, 2 + FEWEST_GROUPS))
 """On so many nodes: base, alpha and beta can be told apart."""
+
+NODES_OF_ONE_RANK = (4, 8, 16, 24, 32)
+"""On so many nodes where each has one rank: there NCCL knows one more way (PAT), which few nodes do not show."""
 
 SHRUNK_HEADS = (2, 16)
 """Head sizes of small models whose tensor-parallel collectives are small."""
@@ -51,20 +55,24 @@ class Stage:
     sim_bin: Path | None
 
 
-def small_collectives(tensor: Iterable[int], ranks: int, algorithm: str = "nccl") -> Iterator[Rehearsal]:
-    """Small pieces on the groups of meshes with these tp, on `ranks` ranks."""
+def small_collectives(tensor: Iterable[int], per_node: int, algorithm: str = "nccl") -> Iterator[Rehearsal]:
+    """Small pieces on the groups of meshes with these tp, on nodes of `per_node` ranks."""
     choice = f"--algorithm={algorithm}"
     for tp in sorted(set(tensor)):
         if tp == 1:
             sizes = ("-b", "256", "-e", "4G", "-f", "4", "-d", "all", "-n", "1", "-w", "0", "-c", "0")
-            yield Rehearsal("collectives", ranks, (*sizes, choice))
+            for nodes in NODES if per_node > 1 else NODES_OF_ONE_RANK:
+                yield Rehearsal("collectives", nodes * per_node, (*sizes, choice))
             continue
-        for size in SHRUNK_HEADS:
-            hidden = 8 * tp * size
-            shape = {"layers": 2, "hidden": hidden, "heads": 8 * tp, "kv-heads": tp, "ffn": 3 * hidden}
-            shape |= {"vocab": 4 * hidden, "seq": 64, "tp": tp, "steps": 1, "warmup": 1}
-            options = (f"--{name}={value}" for name, value in shape.items())
-            yield Rehearsal("mesh2d", ranks, (*options, "--sequence-parallel", choice))
+        for nodes in NODES:
+            for size in SHRUNK_HEADS:
+                hidden = 8 * tp * size
+                shape = {"layers": 2, "hidden": hidden, "heads": 8 * tp, "kv-heads": tp, "ffn": 3 * hidden}
+                shape |= {"vocab": 4 * hidden, "seq": 64, "tp": tp, "steps": 1, "warmup": 1}
+                options = (f"--{name}={value}" for name, value in shape.items())
+                yield Rehearsal(
+                    "mesh2d", nodes * lcm(per_node, tp), (*options, "--sequence-parallel", choice)
+                )
 
 
 def rehearse(rehearsals: Sequence[Rehearsal], stage: Stage) -> dict[Rehearsal, Measured]:

@@ -31,4 +31,4 @@ def collectives_command(configuration: Configuration, directory: Path, binaries:
 def _as_configured(configuration: Configuration) -> list[str]:
     own = configuration.files[0].config.options
     nodes = ["--ranks-per-node", str(own["ranks-per-node"])] if own.get("ranks-per-node") else []
-    return ["--algorithm", configuration.algorithm, *nodes]
+    return ["--algorithm", configuration.algorithm, "--progress", str(own.get("progress", "poll")), *nodes]

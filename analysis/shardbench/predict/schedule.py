@@ -3,6 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,6 @@ STEP_OPTIONS = (
     *("payload", "threads"),
 )
 """Options that decide what a step does or what it needs."""
-
-ONLY_SIMULATED = {"algorithm": ("nccl", "coarse"), "progress": ("stream",)}
-"""Values that the release build refuses. The schedule is the same without."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def setup_of(scenario: str, config: Config, binaries: Path) -> Setup:
     is_strong = options.get("global-batch") is not None
     for name in STEP_OPTIONS:
         value = options.get(name)
-        if value == defaults.get(name) or value is None or value in ONLY_SIMULATED.get(name, ()):
+        if value == defaults.get(name) or value is None:
             continue
         if name == "grad-accum" and is_strong:  # follows from the global batch and N
             continue
@@ -130,8 +128,9 @@ def setup_of(scenario: str, config: Config, binaries: Path) -> Setup:
     )
 
 
+@cache
 def plan(setup: Setup, ranks: int, binaries: Path) -> Schedule:
-    """The schedule at a world size.
+    """The schedule at a world size, asked for once.
 
     Raises:
         UsageError, RunError: as for `ask`.

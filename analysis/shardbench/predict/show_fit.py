@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from shardbench.predict.alphabeta import Coefficient, Fit, Line
+from shardbench.predict.alphabeta import Coefficient, Fit, Growth, Line
 from shardbench.predict.directory import read_for_fits
 from shardbench.predict.model import Place, fit_places
 from shardbench.units import bytes_text, number, percent, text_table
@@ -63,11 +63,19 @@ def _row(line: Line) -> tuple[str, ...]:
         _scaled(line.coefficient("alpha"), MICROSECONDS),
         _bandwidth(line.coefficient("beta")),
         _scaled(line.coefficient("base"), MICROSECONDS) if "base" in line.terms else "-",
-        line.growth.value,
+        _growth(line),
         f"{line.r_squared:.4f}",
         percent(line.worst_residual),
         str(line.samples),
     )
+
+
+def _growth(line: Line) -> str:
+    """What alpha is counted in; PAT's second part with its time."""
+    if line.growth is not Growth.PAT:
+        return str(line.growth.value)
+    steps = line.coefficient("steps")
+    return f"n-1, and {_scaled(steps, MICROSECONDS)} µs × log2 m" if steps else str(Growth.LINEAR.value)
 
 
 def _scaled(found: Coefficient | None, scale: float) -> str:
@@ -99,7 +107,7 @@ def _entries(place: Place, fit: Fit) -> Iterator[dict[str, Any]]:
             "smallest_bytes": line.smallest,
             "largest_bytes": line.largest,
             "rounds": line.growth.value,
-            **{f"{name}_s": _interval(line.coefficient(name)) for name in ("base", "alpha")},
+            **{f"{name}_s": _interval(line.coefficient(name)) for name in ("base", "alpha", "steps")},
             "beta_s_per_byte": _interval(line.coefficient("beta")),
             "r_squared": line.r_squared,
             "worst_relative_residual": line.worst_residual,

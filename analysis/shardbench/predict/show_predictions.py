@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _supplement(options: argparse.Namespace) -> Supplement:
-    if options.files_only:
+    if options.files_only or options.ranks_per_node:  # which is not what a simulation would have
         return lambda _: ()
 
     def say(line: str) -> None:
@@ -123,11 +123,7 @@ def doubts(outlooks: Iterable[Outlook]) -> Iterator[str]:
     undecided: dict[str, set[str]] = defaultdict(set)
     for outlook in outlooks:
         tensor = outlook.configuration.setup.tp > 1
-        runs = (
-            "small models, with the same tp"
-            if tensor
-            else "the program collectives from small sizes on (-b 256 -e 4G -f 4)"
-        )
+        runs = "small models, with the same tp" if tensor else "the program collectives from small sizes on"
         for prediction in outlook.predictions:
             outside[runs].update(prediction.outside)
             undecided[runs].update(prediction.undecided)

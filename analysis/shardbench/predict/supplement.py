@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shardbench.errors import RunError, UsageError
-from shardbench.platforms import described
+from shardbench.platforms import described, toml
 from shardbench.predict.model import Configuration, Measured, Place
-from shardbench.predict.rehearsals import NODES, Stage, rehearse, small_collectives
+from shardbench.predict.rehearsals import Stage, rehearse, small_collectives
 from shardbench.units import listed
 
 
@@ -26,14 +26,15 @@ def supplement(
             by_place[configuration.place].append(configuration)
     found: list[Measured] = []
     for place, members in by_place.items():
-        machine = place.name.removeprefix("simulated ")
         try:
             done = _rehearsed(place, members, sim_bin)
         except (RunError, UsageError) as error:
-            say(f"small collectives on {machine} could not be simulated: {error}")
+            say(f"small collectives on {place.platform} could not be simulated: {error}")
             continue
         sizes = sorted({str(measured.ranks) for measured in done}, key=int)
-        say(f"small collectives, which no file has, were simulated on {listed(sizes)} ranks of {machine}")
+        say(
+            f"small collectives, which no file has, were simulated on {listed(sizes)} ranks of {place.platform}"
+        )
         found += done
     return found
 
@@ -43,17 +44,18 @@ def _rehearsed(place: Place, members: Sequence[Configuration], sim_bin: Path | N
     runs = [
         rehearsal
         for algorithm in sorted({configuration.algorithm for configuration in members})
-        for nodes in NODES
         for rehearsal in small_collectives(
-            (c.setup.tp for c in members if c.algorithm == algorithm), nodes * per_node, algorithm
+            (c.setup.tp for c in members if c.algorithm == algorithm), per_node, algorithm
         )
     ]
     platform = described(json.loads(place.machine))
     with tempfile.TemporaryDirectory(prefix="shardbench-machine-") as folder:
         file = Path(folder) / f"{platform.name}.toml"
+        if file.parent != Path(folder):
+            raise RunError(f"'{platform.name}' is no platform's name")
         file.write_text(platform.file_text(), encoding="utf-8")
         # Said once more, so that files name the same keys as changed.
-        changes = (f"--set={key}={json.dumps(value)}" for key, value in platform.changed.items())
+        changes = (f"--set={key}={toml(value)}" for key, value in platform.changed.items())
         done = list(rehearse(runs, Stage((f"--platform={file}", *changes), sim_bin)).values())
     if any(measured.place != place for measured in done):
         raise RunError("another version simulated the files; simulate them again")
