@@ -257,7 +257,9 @@ class _Draws:
                 f"no file shows what {operation.kind} of {operation.block} in {operation.phase} costs; "
                 "add a run of the same configuration with --trace events"
             )
-        factors = np.exp(cost.spread * self._random.standard_normal(DRAWS + 1))
+        # Log-normal: never below zero, and with this relative deviation.
+        sigma = np.sqrt(np.log1p(cost.spread**2))
+        factors = np.exp(sigma * self._random.standard_normal(DRAWS + 1))
         factors[0] = 1.0
         return np.asarray(cost.seconds(self._schedule.dp) * factors)
 
