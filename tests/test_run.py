@@ -1,8 +1,13 @@
-"""run.py: what CTest says, what was skipped and why, CTest's summary, and its exit code."""
+"""run.py: what CTest says, what was skipped and why, CTest's summary, and its exit code; what ends it."""
 
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 RUN = Path(__file__).with_name("run.py")
 TESTS = """
@@ -43,3 +48,45 @@ def test_no_tests_is_an_error_as_ctest_has_it(tmp_path: Path) -> None:
     code, lines = run(tmp_path, "-R", "nobody", "--no-tests=error")
     assert code == 8
     assert "Skipped, and why:" not in lines
+
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SLOW = 'add_test(slow "sh" "-c" "echo $$ $PPID > started.new; mv started.new started; exec sleep 100")\n'
+
+
+@pytest.fixture
+def usual_signals() -> Iterator[None]:
+    """A shell's background jobs ignore SIGINT, those of nohup SIGHUP, and what they start inherits that."""
+    previous = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
+    yield
+    for number, handler in previous.items():
+        signal.signal(number, handler)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_gone(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+@pytest.mark.usefixtures("usual_signals")
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_request_to_end_ends_ctest_and_its_tests(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "CTestTestfile.cmake").write_text(SLOW)
+    command = [sys.executable, str(RUN), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as runner:
+        wait_until((tmp_path / "started").exists)
+        test, ctest = (tmp_path / "started").read_text().split()
+        runner.send_signal(number)
+        _, stderr = runner.communicate(timeout=30)
+    assert (runner.returncode, stderr) == (128 + number, "")
+    assert is_gone(ctest)
+    wait_until(lambda: is_gone(test))

@@ -110,12 +110,12 @@ def _parser() -> argparse.ArgumentParser:
 def _add_simulate(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     parser = add_parser(
         "simulate",
-        help="run a scenario on a simulated machine",
-        description="Runs the code of a scenario on a simulated machine (SimGrid). Time is modelled; bytes and "
-        "collectives are those of a real run. Options of the scenario follow after --.",
+        help="run a scenario, or collectives alone, on a simulated machine",
+        description="Runs the code of a scenario, or of the program `collectives`, on a simulated machine (SimGrid). "
+        "Time is modelled; bytes and collectives are those of a real run. Options of the program follow after --.",
         usage="%(prog)s SCENARIO --ranks N --platform NAME|FILE [--set KEY=VALUE]... [--sim-bin DIR] -- [options]",
     )
-    parser.add_argument("scenario", metavar="SCENARIO", help="ddp, zero1, zero2, zero3, mesh2d")
+    parser.add_argument("scenario", metavar="SCENARIO", help="ddp, zero1, zero2, zero3, mesh2d, collectives")
     parser.add_argument("--ranks", type=int, required=True, metavar="N", help="simulated ranks, one a GPU")
     platforms = ", ".join(shipped_names())
     parser.add_argument(

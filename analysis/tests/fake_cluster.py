@@ -38,10 +38,12 @@ ranks = int(words.pop("ranks"))
 output, plan = words.pop("output", None), "plan" in words
 options = {{key: value(text) for key, text in words.items() if key not in ("plan", "overwrite")}}
 for key in options:
-    if key not in (*DEFAULTS, "model", "check", "compute", "payload", "flops", "seq"):
+    if key not in (*DEFAULTS, "model", "check", "compute", "payload", "flops", "seq", "algorithm", "progress"):
         fail(f"--{{key}} is unknown", 2)
 effective = {{**DEFAULTS, "dp": ranks, **options}}
 if plan:
+    with (FOLDER / "plans.jsonl").open("a") as plans:
+        plans.write(json.dumps(options) + "\\n")
     print(json.dumps({{"psi": {psi}, "options": effective, "events": [{{}}] * 10, "ledger": [{{}}] * 4,
                       "memory": {{"peak_bytes": {{"total_tracked": 5000000}}}}}}))
     sys.exit()

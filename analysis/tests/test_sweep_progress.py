@@ -65,6 +65,24 @@ def test_collectives_alone_take_time_by_the_byte_and_are_a_class_of_their_own() 
     assert grown == pytest.approx(1024 * 2 * 20 * 120, rel=0.05)
 
 
+def test_a_size_without_a_block_for_each_rank_is_no_work() -> None:
+    empty, other, full = (Point("collectives", ranks, None, {}, None) for ranks in (1, 2, 4))
+    answer = {"psi": 0, "options": {}, "repetitions": 20, "memory": {"peak_bytes": {"total_tracked": 0}}}
+    nothing, something = (of_benchmark({**answer, "lines": [{"size_bytes": size}]}) for size in (0, 1000))
+    durations = Durations({empty.hash: nothing, other.hash: nothing, full.hash: something})
+    for seconds in (1.0, 4.0, 2.0):
+        durations.add(empty, seconds)
+    assert durations.expected(other) == durations.expected(full) == 2
+    # More work in less time: no line to follow, and only what works says how fast that is.
+    durations.add(full, 0.5)
+    larger = Point("collectives", 8, None, {}, None)
+    durations.plans = {
+        **durations.plans,
+        larger.hash: of_benchmark({**answer, "lines": [{"size_bytes": 3000}]}),
+    }
+    assert durations.expected(larger) == pytest.approx(1.5)
+
+
 def test_a_simulation_takes_time_by_the_operation() -> None:
     machine = Machine("flat", {}, {})
     small, large, longer = point(64, machine), point(256, machine), point(64, machine, seq=4096)

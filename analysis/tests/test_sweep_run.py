@@ -145,6 +145,9 @@ def test_the_file_counts_and_not_the_exit_code(
         (f"{GRID}options = {{prefech = 2}}", "--prefech is unknown"),
         ("scenario = ['ddp', 'zero4']\nranks = 1", "bin/zero4 is no executable"),
         (f"{ONE}output2 = 3", "key 'output2' is unknown"),
+        (f"{ONE}options = {{algorithm = 'nccl'}}", "is refused: --algorithm nccl exists only in simulation"),
+        (f"{ONE}options = {{algorithm = 'coarse'}}\nlauncher = 'srun'", "--algorithm coarse exists only"),
+        (f"{ONE}options = {{progress = 'stream'}}\nlauncher = 'sbatch'", "--progress stream exists only"),
     ],
 )
 def test_what_a_scenario_refuses_is_refused_before_anything_runs(
@@ -339,6 +342,26 @@ def test_a_dry_run_predicts_and_writes_nothing(cluster: FakeCluster) -> None:
     lines = cluster.sweep(study, "--dry-run")[1].splitlines()
     assert Counter(line.split("  ")[-1] for line in lines[2:6]) == {"done": 2, "to do": 2}
     assert "unknown" not in "".join(lines)  # two ranks are expected to take twice as long as one
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ("", {"algorithm": "nccl", "progress": "stream", "compute": "timed", "payload": "phantom"}),
+        (
+            "algorithm = 'ring'",
+            {"algorithm": "ring", "progress": "stream", "compute": "timed", "payload": "phantom"},
+        ),
+        ("compute = 'real'", {"algorithm": "nccl", "progress": "stream", "compute": "real"}),
+    ],
+)
+def test_a_simulated_point_is_planned_with_the_defaults_of_simulations(
+    cluster: FakeCluster, options: str, asked: dict[str, str]
+) -> None:
+    text = f"{ONE}launcher = 'simulate'\nplatform = 'flat'\noptions = {{{options}}}"
+    assert cluster.sweep(cluster.study(text), "--dry-run")[0] == 0
+    (plan,) = cluster.noted("plans")
+    assert {key: value for key, value in plan.items() if key not in ("model", "flops")} == asked
 
 
 def test_only_some_points(cluster: FakeCluster) -> None:

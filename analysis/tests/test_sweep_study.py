@@ -41,8 +41,25 @@ def test_what_trains_no_model_has_none(tmp_path: Path) -> None:
     assert (ddp.model, ddp.arguments()) == ("25m", ["--model=25m"])
     assert (collectives.model, collectives.arguments()) == (None, [])
     assert collectives.name == f"collectives_n2_{collectives.hash}"
+    several = "output = 'out'\nscenario = ['ddp', 'collectives']\nmodel = ['25m', '1b']\nranks = 2\n"
+    assert [(p.scenario, p.model) for p in study(tmp_path, several).points] == [
+        *(("ddp", "25m"), ("ddp", "1b")),
+        ("collectives", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "scenario = 'collectives'\nmodel = 'tiny'",
+        "[[study]]\nscenario = 'collectives'\nmodel = 'tiny'",
+        "[[study]]\nscenario = ['collectives']\nmodel = 'tiny'",
+        "scenario = 'collectives'\n[[study]]\nmodel = ['tiny', '25m']",
+    ],
+)
+def test_what_trains_no_model_may_name_none(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError, match="collectives trains no model; leave the key 'model' out"):
-        study(tmp_path, "output = 'out'\n[[study]]\nscenario = 'collectives'\nmodel = 'tiny'\nranks = 2\n")
+        study(tmp_path, f"output = 'out'\nranks = 2\n{text}")
 
 
 def test_each_repetition_visits_every_point_once_in_its_own_order(tmp_path: Path) -> None:
@@ -141,6 +158,10 @@ def test_grids_that_differ_only_in_how_they_start_merge_when_all_start_alike(tmp
         ("scenario = 'ddp'\nranks = 2\nlauncher = 'simulate'\nplatform = 'flat'\nset = {gpu = 1}", ["gpu"]),
         ("scenario = 'ddp'\nranks = 2\noptions = {output = 'x.h5'}", ["options.output", "the key 'output'"]),
         ("scenario = 'ddp'\nranks = 2\noptions = {overwrite = true}", ["options.overwrite", "itself"]),
+        (
+            "scenario = 'collectives'\nranks = 2\noptions = {output_file = 'x'}",
+            ["output_file", "which launch"],
+        ),
         ("scenario = 'ddp'\nranks = 2\noptions = {--steps = 3}", ["options.--steps"]),
         ("scenario = 'ddp'\nranks = 2\noptions = {steps = []}", ["steps", "empty"]),
         ("scenario = 'ddp'\nranks = 2\noptions = {calibration = \"a\\nb\"}", ["calibration", "line of text"]),

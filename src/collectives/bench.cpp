@@ -423,7 +423,9 @@ std::vector<int> everyone(const World& world) {
 }
 
 void check_request(const CollectivesOptions& options, const World& world) {
-  if (world.simulated() && options.checks > 0 && world.size() > most_checked_simulated_ranks)
+  const bool only_simulated = is_modelled(options.algorithm) || options.progress == Progress::stream;
+  if ((world.simulated() || only_simulated) && options.checks > 0 &&
+      world.size() > most_checked_simulated_ranks)
     throw UsageError(fmt::format(
         "--check {} needs every simulated rank's values in one process, up to {} ranks, not {}; use "
         "-c 0",

@@ -142,7 +142,8 @@ def test_run_does_what_the_plan_says(tmp_path: Path, ranks: int, options: str) -
 
 
 def test_a_plan_refuses_what_a_run_would(tmp_path: Path) -> None:
-    for options, reason in (("--algorithm hierarchical --ranks 5 --ranks-per-node 2", "hierarchical"), ("-b 2 -e 1", "--minbytes")):
+    for options, reason in (("--algorithm hierarchical --ranks 5 --ranks-per-node 2", "hierarchical"), ("-b 2 -e 1", "--minbytes"),
+                            ("--algorithm nccl --ranks 257 -c 1", "256"), ("--progress stream --ranks 257 -c 1", "256")):
         refused = runs.execute([str(runs.BIN / "collectives"), "--plan", *options.split()], tmp_path)
         assert (refused.code, refused.stdout) == (USAGE, ""), str(refused)
         assert reason in refused.stderr

@@ -70,8 +70,7 @@ def test_a_study_is_run_predicted_and_then_done(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"study.toml", output.name}
     for path in output.glob("*.h5"):
         predicted = next(line for line in dry.stdout.splitlines() if line.startswith(path.stem[:-3]))
-        peak = max(bytes_ for _, category, bytes_ in runs.Trace(path)["memory_peak"].tolist() if category == "total_tracked")
-        assert f"{peak / 1e6:.3f} MB" in predicted
+        assert peak_text(path) in predicted
     again = runs.execute(sweep_command(), tmp_path, **variables())
     assert again.code == 0
     assert "0 to do" in again.stdout
@@ -148,6 +147,34 @@ def test_collectives_alone_are_points_too(tmp_path: Path) -> None:
     assert all(set(t["collectives"]["size_bytes"]) <= {1008, 8192, 8160, 65536, 65520, 1024} for t in traces)
     again = runs.execute(sweep_command(), tmp_path, **variables())
     assert "0 to do" in again.stdout, str(again)
+
+
+def peak_text(path: Path) -> str:
+    """The largest tracked peak of a rank, as a dry run prints it."""
+    rows = runs.Trace(path)["memory_peak"].tolist()
+    return f"{max(bytes_ for _, category, bytes_ in rows if category == 'total_tracked') / 1e6:#.4g} MB"
+
+
+SIMULATED_DEFAULTS = """
+output = "out"
+scenario = "ddp"
+ranks = 8
+model = "25m"
+launcher = "simulate"
+platform = "flat"
+options = {steps = 1, warmup = 1, trace = "steps"}
+"""
+
+
+@pytest.mark.skipif(shutil.which("smpirun") is None, reason="smpirun (SimGrid) is not installed")
+@pytest.mark.skipif(not (runs.SIM_BIN / "ddp").exists(), reason=f"{runs.SIM_BIN}/ddp is not built (preset sim)")
+def test_memory_of_a_simulation_is_known_before_it(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(SIMULATED_DEFAULTS)
+    dry = runs.execute(sweep_command("--dry-run"), tmp_path, **variables())
+    finished = runs.execute(sweep_command(), tmp_path, **variables())
+    assert (finished.code, finished.stderr) == (0, ""), str(finished)
+    (path,) = (tmp_path / "out").glob("*.h5")
+    assert peak_text(path) in dry.stdout, str(dry)
 
 
 SIMULATED = """

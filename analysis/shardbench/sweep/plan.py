@@ -11,11 +11,12 @@ from shardbench.errors import UsageError
 from shardbench.plans import ANY_FLOPS, NoSchedule, ask
 from shardbench.sweep.point import Point, Value
 
-SIMULATED_DEFAULTS: Mapping[str, Value] = {"compute": "timed", "payload": "phantom", "flops": ANY_FLOPS}
+SIMULATED_COMMUNICATION: Mapping[str, Value] = {"algorithm": "nccl", "progress": "stream"}
+SIMULATED_COMPUTE: Mapping[str, Value] = {"compute": "timed", "payload": "phantom", "flops": ANY_FLOPS}
 """What a simulation assumes. How fast compute is changes nothing in a plan, but has to be said."""
 
-SIMULATED_BENCHMARK_DEFAULTS: Mapping[str, Value] = {"algorithm": "nccl", "progress": "stream", "check": 0}
-"""The same of the program `collectives`."""
+ONLY_SIMULATED = {"algorithm": ("nccl", "coarse"), "progress": ("stream",)}
+"""What plans allow and real ranks refuse (`check_supported`)."""
 
 ROW_BYTES = {
     **{"events": 136, "memory": 48, "steps": 120, "ledger": 88, "memory_peak": 32, "ranks": 476},
@@ -80,7 +81,18 @@ def plan(point: Point, binaries: Path) -> Plan:
         answer = ask(point.scenario, arguments, binaries)
     except NoSchedule as refusal:
         raise UsageError(f"{point.name} is refused: {refusal.reason}") from refusal
+    if point.machine is None:
+        _refuse_simulated(point, answer["options"])
     return of_benchmark(answer) if point.is_benchmark else of_step(answer)
+
+
+def _refuse_simulated(point: Point, options: Mapping[str, Any]) -> None:
+    for name, values in ONLY_SIMULATED.items():
+        if (value := options.get(name)) in values:
+            raise UsageError(
+                f"{point.name} is refused: --{name} {value} exists only in simulation; use another, "
+                'or launcher = "simulate"'
+            )
 
 
 def of_step(answer: Mapping[str, Any]) -> Plan:
@@ -111,8 +123,12 @@ def _plan(answer: Mapping[str, Any], rows: Mapping[str, int], operations: int, w
 
 def _assumed(point: Point) -> list[str]:
     """The options that a simulation adds to the study's."""
-    if point.machine is None or point.options.get("compute") == "real":
+    if point.machine is None:
         return []
+    assumed: dict[str, Value] = dict(SIMULATED_COMMUNICATION)
+    if point.is_benchmark:
+        assumed["check"] = 0
+    elif point.options.get("compute") != "real":
+        assumed |= SIMULATED_COMPUTE
     said = {*point.options, *(["flops"] if "calibration" in point.options else [])}
-    assumed = SIMULATED_BENCHMARK_DEFAULTS if point.is_benchmark else SIMULATED_DEFAULTS
     return [f"--{name}={value}" for name, value in assumed.items() if name not in said]

@@ -55,13 +55,17 @@ class Durations:
 
 
 def _extrapolated(known: Sequence[tuple[float, float]], work: float) -> float:
-    """From pairs of work and seconds: a start and a part for work where they show both, else in proportion."""
+    """From pairs of work and seconds: a start and a part for work where they show both, else in proportion.
+
+    Work may be 0: of `collectives` where no size has a block for each rank.
+    """
     works, seconds = zip(*known, strict=True)
     if len(set(works)) > 1:
         slope, start = statistics.linear_regression(works, seconds)
         if slope >= 0 and start >= 0:
             return float(start + slope * work)
-    return statistics.median(s / w for w, s in known) * work
+    rates = [s / w for w, s in known if w > 0]
+    return float(statistics.median(rates) * work if rates else statistics.median(seconds))
 
 
 def _class(point: Point) -> str:

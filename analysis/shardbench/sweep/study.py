@@ -20,7 +20,7 @@ LAUNCHERS = ("mpiexec", "srun", "sbatch", "simulate")
 FILE_KEYS = ("name", "description", "output", "seed", "study")
 GRID_KEYS = ("scenario", "ranks", "model", "options", "repetitions", "launcher", "platform", "set")
 
-SET_BY_SWEEP = ("model", "ranks", "output", "overwrite", "plan", "rank", "help", "version")
+SET_BY_SWEEP = ("model", "ranks", "output", "output_file", "overwrite", "plan", "rank", "help", "version")
 """Options that a study may not pass: keys of their own, or the sweep's business."""
 
 DEFAULTS = {"model": "tiny", "repetitions": 1, "launcher": "mpiexec"}
@@ -80,9 +80,11 @@ def _all_runs(path: Path, content: Mapping[str, Any], launcher: str | None) -> I
     for number, table in enumerate(tables, start=1):
         where = f"{path}: [[study]] {number}" if "study" in content else str(path)
         _refuse_unknown(table, GRID_KEYS, where)
-        if "model" in table and table.get("scenario") == BENCHMARK:
+        grid = _merged(shared, table, where)
+        own = table if "study" in content else shared
+        if "model" in own and grid.get("scenario") in (BENCHMARK, [BENCHMARK]):
             raise UsageError(f"{where}: {BENCHMARK} trains no model; leave the key 'model' out")
-        yield from _runs(_merged(shared, table, where), where, launcher)
+        yield from _runs(grid, where, launcher)
 
 
 def _distinct(runs: Iterable[Run], path: Path, merge: bool) -> list[Run]:
@@ -126,18 +128,17 @@ def _runs(grid: Mapping[str, Any], where: str, override: str | None) -> Iterator
     if launcher not in LAUNCHERS:
         raise UsageError(f"{where}: launcher {launcher!r} is not one of {', '.join(LAUNCHERS)}")
     repetitions = _whole(grid["repetitions"], "repetitions", where)
-    machines: Iterable[Machine | None] = _machines(grid, where) if launcher == "simulate" else [None]
-    axes = (
-        _list(grid, "scenario", where, _name),
-        _list(grid, "ranks", where, _whole),
-        _list(grid, "model", where, _name),
-        list(_options(grid["options"], where)),
-        machines,
-    )
-    for scenario, ranks, model, options, machine in itertools.product(*axes):
-        point = Point(scenario, ranks, None if scenario == BENCHMARK else model, options, machine)
-        for repetition in range(1, repetitions + 1):
-            yield Run(point, repetition, launcher)
+    scenarios = _list(grid, "scenario", where, _name)
+    all_ranks = _list(grid, "ranks", where, _whole)
+    models = _list(grid, "model", where, _name)
+    all_options = list(_options(grid["options"], where))
+    machines: list[Machine | None] = [*_machines(grid, where)] if launcher == "simulate" else [None]
+    for scenario in scenarios:
+        axes = (all_ranks, [None] if scenario == BENCHMARK else models, all_options, machines)
+        for ranks, model, options, machine in itertools.product(*axes):
+            point = Point(scenario, ranks, model, options, machine)
+            for repetition in range(1, repetitions + 1):
+                yield Run(point, repetition, launcher)
 
 
 def _machines(grid: Mapping[str, Any], where: str) -> Iterator[Machine]:
@@ -172,6 +173,8 @@ def _options(tables: Iterable[Mapping[str, Any]], where: str) -> Iterator[dict[s
 
 
 def _instead_of(option: str) -> str:
+    if option == "output_file":
+        return "nothing would tell which launch wrote which of its files; the HDF5 files hold more"
     return f"use the key '{option}'" if option in GRID_KEYS + FILE_KEYS else "the sweep passes it itself"
 
 
