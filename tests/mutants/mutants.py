@@ -318,8 +318,8 @@ def faults() -> list[Mutant]:
           run("ddp", 1, tiny, "--micro-batch 2"),
           ("return 1.0F / static_cast<float>(tokens_);", "return 1.0F / static_cast<float>(dims_.seq);"))
     f.add("swiglu.w1_w3_swapped_in_backward", "gradients of w1 and w3 are exchanged", ddp1,
-          ("dw(TensorRole::w3), inner(work.d_up)", "dw(TensorRole::w3), inner(work.d_gate)"),
-          ("dw(TensorRole::w1), inner(work.d_gate)", "dw(TensorRole::w1), inner(work.d_up)"))
+          ("dw(TensorRole::w3), d_up", "dw(TensorRole::w3), d_gate"),
+          ("dw(TensorRole::w1), d_gate", "dw(TensorRole::w1), d_up"))
 
     f.in_file("src/model/decoder.hpp", "src/model/layer_math.cpp")
     f.add("rms_norm.epsilon", "RMSNorm's epsilon is 1e-6", ddp1, ("norm_epsilon = 1e-5F", "norm_epsilon = 1e-6F"))
