@@ -368,7 +368,7 @@ def faults() -> list[Mutant]:
 
     f.in_file("kernels/bodies/elementwise.hpp", "kernels/openmp/openmp_kernels.cpp")
     f.add("swiglu.derivative", "SwiGLU's derivative leaves silu's second term out", ddp1,
-          ("* sigmoid * (1.0F + gate[i] * (1.0F - sigmoid));", "* sigmoid * (1.0F + 0.0F * gate[i] * (1.0F - sigmoid));"))
+          ("(1.0F + gate[i] * (1.0F - sigmoid))", "(1.0F + 0.0F * gate[i] * (1.0F - sigmoid))"))
     f.add("adamw.epsilon_inside", "epsilon is added under the root", ddp1,
           ("(std::sqrt(v * c.inverse_correction2) + c.epsilon)", "std::sqrt(v * c.inverse_correction2 + c.epsilon)"))
     f.add("adamw.master_not_used", "the update starts from the rounded parameter", run("ddp", 1, "tiny_bf16_gb4"),
