@@ -228,12 +228,11 @@ def test_a_pipe_is_not_waited_for(command: str, tmp_path: Path, capsys: pytest.C
     assert f"{pipe} is no regular file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["compare"], ["predict", "--to", "8"], ["report", "--predict-to", "8"]])
+@pytest.mark.parametrize("command", [["compare"], ["predict", "--to", "8"]])
 def test_a_folder_of_collectives_has_no_steps(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     synthetic_collectives().write(tmp_path / "collectives.h5")
-    page = {"report": ["-o", str(tmp_path / "x.html")], "compare": [str(tmp_path)], "predict": []}
-    bins = [] if command == ["compare"] else ["--bin", str(tmp_path)]
-    assert main([*command, str(tmp_path), *page[command[0]], *bins]) == 2
+    more = [str(tmp_path)] if command == ["compare"] else ["--bin", str(tmp_path)]
+    assert main([*command, str(tmp_path), *more]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

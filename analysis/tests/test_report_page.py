@@ -5,17 +5,21 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from browser import Browser
 from pages import Page, parse
+from shardbench.busbw import BusBandwidth
 from shardbench.cli import main
-from shardbench.errors import RunError
+from shardbench.overlap import Overlap
+from shardbench.plot import drawn
+from shardbench.plot.collectives import bus_bandwidth
+from shardbench.plot.overlapping import Overlaps, hidden_and_inflation
+from shardbench.plot.scaling import throughput
 from shardbench.predicted import PredictedPoint
-from shardbench.report import predictions
 from shardbench.report.page import html_report
+from shardbench.stats import Estimate
 from shardbench.summary.directory import read_directory
 from synthetic import Synthetic, synthetic, synthetic_collectives
 
@@ -160,6 +164,31 @@ def test_a_figure_of_ranks_does_not_grow_with_them(tmp_path: Path) -> None:
     assert len(ranks) < 60_000
 
 
+@pytest.mark.parametrize("count", [1, 12, 40])
+def test_figures_leave_room_for_their_legends(count: int, tmp_path: Path) -> None:
+    """Warnings are errors here; matplotlib warns where a layout is impossible."""
+    labels = [
+        f"all_reduce maximum, hierarchical, fp32, N = {2 + i}, simulated on a machine" for i in range(count)
+    ]
+    some = BusBandwidth(
+        "f", "", "all_reduce", "ring", "bf16", "sum", 8, 1024, Estimate(1.0, None, None, 3), 0
+    )
+    for size in (1, 2):
+        synthetic(size=size).write(tmp_path / f"{size}.h5")
+    (series,) = read_directory(tmp_path).studies[0].series
+    renamed = [replace(series, label=label) for label in labels]
+    overlap = Overlap(0.8, 0.4, step_s=1.0, layers_alone_s=0.7, layers_in_step_s=0.8)
+    for draw in (
+        lambda: bus_bandwidth({label: [some, replace(some, size_bytes=4096)] for label in labels}),
+        lambda: throughput(renamed, {}),
+        lambda: hidden_and_inflation([Overlaps(label, [(8, overlap)]) for label in labels]),
+    ):
+        drawn(draw, "key", "label")
+        figure = draw()
+        figure.draw_without_rendering()
+        assert all(axes.get_window_extent().height > 1.5 * figure.dpi for axes in figure.axes)
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     executable = shutil.which("chromium") or shutil.which("google-chrome")
@@ -191,28 +220,3 @@ def test_no_text_leaves_its_figure(report: Path, browser: Browser) -> None:
         }).map(text => text.closest('svg').getAttribute('aria-label') + ': ' + text.textContent)"""
     )
     assert outside == []
-
-
-def test_points_come_from_outlooks_where_nothing_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def outlook(file: str, run: set[int]) -> SimpleNamespace:
-        return SimpleNamespace(
-            configuration=SimpleNamespace(files=(SimpleNamespace(name=file),)),
-            predictions=[
-                SimpleNamespace(ranks=n, step_s=0.1 * n, low_s=0.05 * n, high_s=0.2 * n, exposed_share=0.25)
-                for n in (8, 16)
-            ],
-            measured_s=lambda ranks: 0.1 if ranks in run else None,
-        )
-
-    monkeypatch.setattr(predictions, "read_for_fits", lambda directory: SimpleNamespace(files=[directory]))
-    found: list[SimpleNamespace] = [outlook("a.h5", {8}), outlook("b.h5", {8, 16})]
-    monkeypatch.setattr(
-        predictions, "outlooks_of", lambda files, largest, binaries, supplement: (found, ["c: no events"])
-    )
-    points, notes = predictions.predicted_points(Path("results"), 16, Path("bin"))
-    seconds = [pytest.approx(t) for t in (1.6, 0.8, 3.2)]
-    assert points == [PredictedPoint("a.h5", 16, *seconds, exposed_share=0.25)]
-    assert notes == ["not predicted: c: no events"]
-    found.clear()
-    with pytest.raises(RunError, match="nothing below results can be extrapolated: c: no events"):
-        predictions.predicted_points(Path("results"), 16, Path("bin"))

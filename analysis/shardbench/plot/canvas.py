@@ -128,17 +128,22 @@ def compact(value: float) -> str:
 
 
 def legend_below(axes: Axes, extra: Sequence[Artist] = ()) -> None:
-    """The legend under the x-axis' label, where no line can run through it; `extra` entries come last."""
+    """The legend under the x-axis' label, where no line can run through it; `extra` entries come last.
+
+    The figure, so far as high as its axes ask for, grows by the legend: entries may take several lines.
+    """
     under_label = ScaledTranslation(
         0, -44 / 72, axes.figure.dpi_scale_trans
     )  # points, whatever the figure's height
-    axes.legend(
+    legend = axes.legend(
         handles=[*axes.get_legend_handles_labels()[0], *extra],
         loc="upper left",
         bbox_to_anchor=(0, 0),
         bbox_transform=axes.transAxes + under_label,
         borderaxespad=0,
     )
+    figure = axes.figure
+    figure.set_figheight(figure.get_figheight() + legend.get_window_extent().height / figure.dpi)
 
 
 def legend_above(axes: Axes, **entries: Any) -> None:

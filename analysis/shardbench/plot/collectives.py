@@ -20,7 +20,7 @@ from shardbench.units import bytes_text
 
 def bus_bandwidth(lines: Mapping[str, Sequence[BusBandwidth]]) -> Figure:
     """A line for each label, in order of size; every value is above 0."""
-    figure = Figure(figsize=(WIDTH_INCHES, 3.1 + 0.2 * len(lines)), layout="constrained")
+    figure = Figure(figsize=(WIDTH_INCHES, 3.1), layout="constrained")
     axes = figure.add_subplot()
     for (label, points), colour, marker in zip(lines.items(), cycle(SERIES_COLOURS), cycle(SERIES_MARKERS)):
         values = [(point.bytes_per_s or 0.0) / 1e9 for point in points]

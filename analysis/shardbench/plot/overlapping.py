@@ -30,7 +30,7 @@ class Overlaps:
 
 def hidden_and_inflation(series: Sequence[Overlaps]) -> Figure:
     """The hidden fraction, and compute in the step over compute alone, both over T_compute / T_comm."""
-    figure = Figure(figsize=(WIDTH_INCHES, 5.3 + 0.2 * len(series)), layout="constrained")
+    figure = Figure(figsize=(WIDTH_INCHES, 5.3), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
     named: list[tuple[float, float, int, str]] = []
     for one, colour, marker in zip(series, cycle(SERIES_COLOURS), cycle(SERIES_MARKERS)):

@@ -144,8 +144,8 @@ def _over_sizes(
     scaled: Sequence[Series], predicted: Predicted, draw: Callable[[Axes, Series, str], list[float]]
 ) -> tuple[Figure, Axes]:
     """Lines over N; `draw` returns a series' values and may draw more beside them."""
-    entries, bases = len(scaled) + 3, len({series.base.size for series in scaled})
-    figure = Figure(figsize=(WIDTH_INCHES, 3.1 + 0.2 * entries), layout="constrained")
+    bases = len({series.base.size for series in scaled})
+    figure = Figure(figsize=(WIDTH_INCHES, 3.1), layout="constrained")
     axes = figure.add_subplot()
     for series, colour, marker in zip(scaled, cycle(SERIES_COLOURS), cycle(SERIES_MARKERS)):
         values = draw(axes, series, colour)

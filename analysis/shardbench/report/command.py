@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,8 @@ from shardbench.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from shardbench.predicted import PredictedPoint
+    from shardbench.report.predictions import Request
+    from shardbench.summary.studies import Study
 
 
 def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -40,13 +42,21 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--predict-to",
         type=int,
         metavar="N",
-        help="also draw what shardbench predict expects at each doubling up to N",
+        help="also draw what shardbench predict expects at each doubling up to N; small collectives that files of "
+        "simulated machines lack are simulated",
     )
     parser.add_argument(
         "--bin",
         type=Path,
         metavar="DIR",
         help="for --predict-to: the executables (default: SHARDBENCH_BIN, else build/release/bin)",
+    )
+    parser.add_argument("--files-only", action="store_true", help="for --predict-to: simulate nothing")
+    parser.add_argument(
+        "--sim-bin",
+        type=Path,
+        metavar="DIR",
+        help="for --predict-to: the simulated executables, as for simulate",
     )
     parser.set_defaults(run=report)
 
@@ -62,12 +72,14 @@ def report(options: argparse.Namespace) -> int:
     if options.output.is_dir() or not options.output.parent.is_dir():  # better said before all files are read
         problem = "is a folder" if options.output.is_dir() else "lies in a folder that does not exist"
         raise UsageError(f"-o {options.output} {problem}; pass the path of a file")
+    request = _request(options)
     found = read_directory(options.directory)
     print(text_report(found), end="\n\n")
     if not found.launches and not found.bandwidths:
         reason = f"none of the {len(found.excluded)} files below {options.directory} can be used"
         raise RunError(f"{reason}; see the reasons above")
-    page = html_report(found, _predicted(options), options.gpu_memory)
+    predicted = _predicted(options.directory, found.studies, request) if request else []
+    page = html_report(found, predicted, options.gpu_memory)
     try:
         options.output.write_text(page, encoding="utf-8")
     except OSError as error:
@@ -78,14 +90,32 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _predicted(options: argparse.Namespace) -> "list[PredictedPoint]":
+def _request(options: argparse.Namespace) -> "Request | None":
+    """What `--predict-to` and its own options ask for.
+
+    Raises:
+        UsageError: what no file could mend.
+    """
     if options.predict_to is None:
-        return []
-    from shardbench.report.predictions import predicted_points
+        own = {"--bin": options.bin, "--files-only": options.files_only, "--sim-bin": options.sim_bin}
+        if given := [name for name, value in own.items() if value]:
+            raise UsageError(
+                f"{given[0]} is about predictions, and none is asked for; pass --predict-to N, too"
+            )
+        return None
+    if options.predict_to < 1:
+        raise UsageError(f"--predict-to {options.predict_to} is no number of ranks; pass 1 or more")
+    from shardbench.report.predictions import Request
     from shardbench.sweep.launchers import find_installation
 
     binaries = find_installation(options.bin).binaries
-    points, notes = predicted_points(options.directory, options.predict_to, binaries)
+    return Request(options.predict_to, binaries, options.files_only, options.sim_bin)
+
+
+def _predicted(directory: Path, studies: "Sequence[Study]", request: "Request") -> "list[PredictedPoint]":
+    from shardbench.report.predictions import predicted_points
+
+    points, notes = predicted_points(directory, studies, request)
     for note in notes:
         print(f"shardbench report: {note}", file=sys.stderr)
     return points
