@@ -43,13 +43,7 @@ def predicted_points(
     except (RunError, UsageError) as error:  # what was run is worth a page all the same
         return [], [nothing_predicted(str(error))]
     notes += unpredicted(refusals)
-    series_of = {
-        launch.name: series.base.typical.name
-        for study in studies
-        for series in study.series
-        for point in series.points
-        for launch in point.launches
-    }
+    series_of = _series_by_run(studies)
     run: dict[str, set[int]] = defaultdict(set)
     for file in files:
         run[series_of.get(file.name, file.name)].add(file.ranks)
@@ -67,6 +61,17 @@ def predicted_points(
                 "(largest N, then most files)"
             )
     return points, notes
+
+
+def _series_by_run(studies: Sequence[Study]) -> dict[str, str]:
+    """For each run one that stands for its series."""
+    return {
+        launch.name: series.base.typical.name
+        for study in studies
+        for series in study.series
+        for point in series.points
+        for launch in point.launches
+    }
 
 
 def _weight(configuration: Configuration) -> tuple[int, int]:
