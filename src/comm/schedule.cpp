@@ -281,10 +281,11 @@ Schedule make_schedule(const ScheduleRequest& r) {
   return schedule;
 }
 
-Elements ring_share(Collective collective, Elements size, int ranks) {
-  const std::int64_t blocks = size.count() / ranks;
-  return Elements(ring_passes(collective) *
-                  (blocks * (ranks - 1) + size.count() % ranks * (ranks - 1) / ranks));
+Elements ring_share(Collective collective, Elements size, int ranks, int rank) {
+  const Elements scattered = size - Elements(block_range(size, ranks, rank).count);
+  const Elements gathered = size - Elements(block_range(size, ranks, (rank + 1) % ranks).count);
+  if (collective == Collective::all_reduce) return scattered + gathered;
+  return collective == Collective::all_gather ? gathered : scattered;
 }
 
 Algorithm resolve(Algorithm algorithm, const ScheduleRequest& r) {

@@ -85,9 +85,10 @@ Schedule make_schedule(const ScheduleRequest& request);
 /// How often a ring moves (ranks-1)/ranks of a collective: once, for an all-reduce twice.
 constexpr int ring_passes(Collective collective) { return collective == Collective::all_reduce ? 2 : 1; }
 
-/// What a rank sends for a ring over `ranks` of a collective of `size` elements: (ranks-1)/ranks of it, for
-/// an all-reduce twice that. Rounded down.
-Elements ring_share(Collective collective, Elements size, int ranks);
+/// What `rank` sends for a ring over `ranks` of a collective of `size` elements: all blocks but one, for an
+/// all-reduce twice. A reduce-scatter keeps its own block; an all-gather has no use for passing on its
+/// successor's.
+Elements ring_share(Collective collective, Elements size, int ranks, int rank);
 
 /// What `automatic` stands for: direct up to 8 ranks (fewest roundings), then
 /// doubling while a block is small (latency), else ring.

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -456,3 +457,15 @@ def test_what_is_printed_under_mpiexec_is_printed_once(tmp_path: Path, option: s
     assert (together.code, together.stderr) == (0, "")
     assert together.stdout == alone.stdout != ""
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(shutil.which("smpirun") is None, reason="smpirun (SimGrid) is not installed")
+@pytest.mark.skipif(not (runs.SIM_BIN / "collectives").exists(), reason=f"{runs.SIM_BIN}/collectives is not built (preset sim)")
+@pytest.mark.parametrize("algorithm", ["nccl", "coarse", "ring"])
+def test_simulated_counts_that_do_not_divide_are_all_sent(tmp_path: Path, algorithm: str) -> None:
+    command = [sys.executable, "-m", "shardbench", "simulate", "collectives", "--ranks", "24", "--platform", "h100-fat-tree",
+               "--sim-bin", str(runs.SIM_BIN), "--", "-b", "256", "-e", "64K", "-f", "4", "-n", "1", "-w", "0",
+               "--algorithm", algorithm, "--output", str(tmp_path / "c.h5")]
+    finished = runs.execute(command, tmp_path, PYTHONPATH=str(runs.ROOT / "analysis"))
+    assert finished.code == 0, str(finished)
+    assert file_violations(tmp_path / "c.h5") == []

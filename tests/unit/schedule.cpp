@@ -113,6 +113,29 @@ TEST(Schedule, SendsTheVolumeOverAllRanksWhereTheyDoNotDivide) {
   });
 }
 
+TEST(Schedule, ARanksShareOfAModelledRingIsThatOfItsSchedule) {
+  for (const Collective collective :
+       {Collective::all_gather, Collective::reduce_scatter, Collective::all_reduce})
+    for (const int ranks : {2, 3, 5, 24})
+      for (const std::int64_t size : {0, 1, 23, 24, 256, 1000}) {
+        if (collective != Collective::all_reduce && size % ranks != 0)
+          continue;  // only an all-reduce takes any count
+        Elements total(0);
+        for (int rank = 0; rank < ranks; ++rank) {
+          const Elements share = ring_share(collective, Elements(size), ranks, rank);
+          const Schedule schedule = make_schedule({.collective = collective,
+                                                   .algorithm = Algorithm::ring,
+                                                   .dtype = DType::fp32,
+                                                   .size = Elements(size),
+                                                   .ranks = ranks,
+                                                   .rank = rank});
+          EXPECT_EQ(share, schedule.sent()) << size << " over " << ranks << ", rank " << rank;
+          total += share;
+        }
+        EXPECT_EQ(total, Elements(ring_passes(collective) * (ranks - 1) * size));
+      }
+}
+
 TEST(Schedule, TakesAsManyStepsAsItsAlgorithmPromises) {
   for_each_case([](Collective collective, Algorithm algorithm, int ranks) {
     std::size_t steps = static_cast<std::size_t>(ranks - 1);

@@ -89,7 +89,7 @@ class ModelledCommunicator final : public Communicator {
       return std::make_unique<ModelledPending>(
           nullptr, std::move(buffer),
           ModelledPending::Facts{.algorithm = Algorithm::local, .sent = Bytes(0)});
-    const Bytes sent = bytes_of(buffer->dtype(), ring_share(collective, buffer->elements(), size_));
+    const Bytes sent = bytes_of(buffer->dtype(), ring_share(collective, buffer->elements(), size_, rank_));
     auto operation = group_->issue(issued_++, rank_, collective, reduction, *buffer);
     return std::make_unique<ModelledPending>(std::move(operation), std::move(buffer),
                                              ModelledPending::Facts{.algorithm = algorithm_, .sent = sent});

@@ -53,7 +53,7 @@ class PlanCommunicator final : public Communicator {
     if (is_modelled(request.algorithm))
       return std::make_unique<PlannedCollective>(
           std::move(buffer), ScheduleScratch{}, request.algorithm,
-          bytes_of(request.dtype, ring_share(collective, request.size, size_)));
+          bytes_of(request.dtype, ring_share(collective, request.size, size_, rank_)));
     const Schedule schedule = make_schedule(request);
     return std::make_unique<PlannedCollective>(
         std::move(buffer), allocate_scratch(schedule, request.dtype, memory_, Backing::none),
