@@ -26,7 +26,8 @@ class BusBandwidth:
     size: int
     size_bytes: int
     iteration_s: Estimate
-    wrong: int
+    wrong: int | None
+    """Elements over all ranks; None where nothing was checked."""
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -52,6 +53,7 @@ def bus_bandwidths(
         if not len(seconds):
             continue
         first = line.iloc[0]
+        checked = line["wrong"][line["wrong"] >= 0]
         yield BusBandwidth(
             file=file,
             origin=origin,
@@ -62,5 +64,5 @@ def bus_bandwidths(
             size=size,
             size_bytes=int(first["size_bytes"]),
             iteration_s=stats.estimate_median(seconds),
-            wrong=int(line["wrong"].clip(lower=0).sum()),
+            wrong=int(checked.sum()) if len(checked) else None,
         )

@@ -12,6 +12,7 @@ from shardbench.summary.directory import Directory, read_directory
 from shardbench.summary.series import Point
 from shardbench.summary.studies import Study
 from shardbench.summary.warnings import warnings
+from shardbench.report.bandwidths import brief_table
 from synthetic import PSI, Synthetic, synthetic, synthetic_collectives
 
 
@@ -191,6 +192,16 @@ def test_collectives_are_no_launches(tmp_path: Path) -> None:
     assert reduce.bytes_per_s == pytest.approx(2 * 3 / 4 * 256 / 0.75)
     assert gather.bytes_per_s == scatter.bytes_per_s == pytest.approx(3 / 4 * 256 / 0.75)
     assert reduce.label == "all_reduce maximum, ring, bf16, N = 4, measured"
+    assert [b.wrong for b in found.bandwidths] == [0, 0, 0]
+
+
+def test_what_was_not_checked_is_not_said_to_be_right(tmp_path: Path) -> None:
+    run = synthetic_collectives(size=2)
+    for row in run.tables["collectives"]:
+        row["wrong"] = -1
+    found = write_all(tmp_path, run)
+    assert [b.wrong for b in found.bandwidths] == [None] * 3
+    assert {row[-1] for row in brief_table(found.bandwidths).rows} == {"unchecked"}
 
 
 def test_accumulation_that_follows_from_the_global_batch_does_not_split(tmp_path: Path) -> None:

@@ -72,8 +72,13 @@ def _brief_row(members: Sequence[BusBandwidth]) -> tuple[str, ...]:
         binary_size(last.size_bytes),
         _us(last.iteration_s.median),
         _gigabytes(last),
-        str(sum(one.wrong for one in members)),
+        _wrong(members),
     )
+
+
+def _wrong(members: Sequence[BusBandwidth]) -> str:
+    checked = [one.wrong for one in members if one.wrong is not None]
+    return str(sum(checked)) if checked else "unchecked"
 
 
 def _gigabytes(one: BusBandwidth) -> str:
@@ -100,7 +105,7 @@ def _row(one: BusBandwidth) -> tuple[str, ...]:
         _us(seconds.median),
         interval,
         _gigabytes(one),
-        str(one.wrong),
+        _wrong([one]),
         one.file,
     )
 
