@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ PATIENCE_S = 300
 
 ANY_FLOPS = "1e12"
 """How fast compute is changes nothing in a plan, but imitated compute has to be told."""
+
+SIMULATED_COMMUNICATION: Mapping[str, str] = {"algorithm": "nccl", "progress": "stream"}
+"""How a simulation communicates unless told otherwise. Plans have to be told."""
 
 BENCHMARK = "collectives"
 """The program that measures collectives alone, and trains nothing. In its files it is the scenario."""

@@ -9,13 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardbench.errors import UsageError
-from shardbench.plans import ANY_FLOPS, NoSchedule, ask
+from shardbench.plans import ANY_FLOPS, SIMULATED_COMMUNICATION, NoSchedule, ask
 from shardbench.predict.model import Prediction, build, configurations, fit_places, with_residual
 from shardbench.predict.rehearsals import NODES, Rehearsal, Stage, rehearse, small_collectives
-
-
-SIMULATED = ("--algorithm=nccl", "--progress=stream")
-"""How a simulation communicates unless told otherwise, which decides what memory that takes."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,8 @@ def advise(request: Request) -> tuple[list[Advice], list[str]]:
 
 def _peak_bytes(request: Request, candidate: Candidate) -> int:
     said = {argument.partition("=")[0] for argument in request.arguments}
-    assumed = [option for option in SIMULATED if option.partition("=")[0] not in said]
+    simulated = (f"--{name}={value}" for name, value in SIMULATED_COMMUNICATION.items())
+    assumed = [option for option in simulated if option.partition("=")[0] not in said]
     arguments = (
         *(f"--ranks={request.ranks}", f"--model={request.model}", "--compute=timed", f"--flops={ANY_FLOPS}"),
         *(*assumed, *request.arguments, *candidate.options),

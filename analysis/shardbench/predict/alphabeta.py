@@ -201,6 +201,11 @@ class Line:
         return np.asarray((self.values if values is None else values) @ chosen)
 
     @property
+    def counted(self) -> Growth:
+        """What alpha's rounds grow with; a line of PAT without steps is one of rounds for each rank alone."""
+        return Growth.LINEAR if self.growth is Growth.PAT and "steps" not in self.terms else self.growth
+
+    @property
     def is_beta(self) -> NDArray[np.float64]:
         """1 for beta, 0 for the other terms."""
         return np.array([float(name == "beta") for name in self.terms])

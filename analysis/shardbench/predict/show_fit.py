@@ -72,10 +72,9 @@ def _row(line: Line) -> tuple[str, ...]:
 
 def _growth(line: Line) -> str:
     """What alpha is counted in; PAT's second part with its time."""
-    if line.growth is not Growth.PAT:
-        return str(line.growth.value)
-    steps = line.coefficient("steps")
-    return f"n-1, and {_scaled(steps, MICROSECONDS)} µs × log2 m" if steps else str(Growth.LINEAR.value)
+    if line.counted is not Growth.PAT:
+        return str(line.counted.value)
+    return f"n-1, and {_scaled(line.coefficient('steps'), MICROSECONDS)} µs × log2 m"
 
 
 def _scaled(found: Coefficient | None, scale: float) -> str:
@@ -106,7 +105,7 @@ def _entries(place: Place, fit: Fit) -> Iterator[dict[str, Any]]:
             "group_sizes": list(line.groups),
             "smallest_bytes": line.smallest,
             "largest_bytes": line.largest,
-            "rounds": line.growth.value,
+            "rounds": line.counted.value,
             **{f"{name}_s": _interval(line.coefficient(name)) for name in ("base", "alpha", "steps")},
             "beta_s_per_byte": _interval(line.coefficient("beta")),
             "r_squared": line.r_squared,

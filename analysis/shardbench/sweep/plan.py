@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from shardbench.errors import UsageError
-from shardbench.plans import ANY_FLOPS, NoSchedule, ask
+from shardbench.plans import ANY_FLOPS, SIMULATED_COMMUNICATION, NoSchedule, ask
 from shardbench.sweep.point import Point, Value
 
-SIMULATED_COMMUNICATION: Mapping[str, Value] = {"algorithm": "nccl", "progress": "stream"}
 SIMULATED_COMPUTE: Mapping[str, Value] = {"compute": "timed", "payload": "phantom", "flops": ANY_FLOPS}
 """What a simulation assumes. How fast compute is changes nothing in a plan, but has to be said."""
 
